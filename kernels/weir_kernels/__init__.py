@@ -1,0 +1,1 @@
+"""Attention, norm, rotary, activation and sampling kernels; depends on torch and triton only."""

@@ -1,0 +1,238 @@
+"""One frozen settings tree. Sources, strongest first: flags, WEIR_* environment, a YAML file, defaults.
+
+A field's public name is its name without the unit suffix: `drain_timeout_s` is `--drain-timeout`,
+`WEIR_DRAIN_TIMEOUT` and, in the YAML file, `server: {drain_timeout: 30}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+_SIZE_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+
+
+class ConfigError(ValueError):
+    """The settings are wrong; the message names the setting, its value and what is allowed."""
+
+
+def parse_size(value: object) -> object:
+    """Turn "2GiB", "512Mi", "1.5G" or a number into bytes. Raises ValueError for anything else that is a string."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", value.lower())
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ValueError(f"not a size: {value!r}; write a number of bytes or use a unit, as in 512MiB or 2GiB")
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def parse_duration(value: object) -> object:
+    """Turn "30s", "500ms", "2m", "1h" or a number into seconds. Raises ValueError for any other string."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)?\s*", value.lower())
+    if match is None:
+        raise ValueError(f"not a duration: {value!r}; write seconds or use a unit, as in 500ms, 30s or 2m")
+    return float(match[1]) * {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+Bytes = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelSettings(_Section):
+    """Which model, and in which numbers."""
+
+    model: str = Field(
+        "models/smollm2-135m-instruct", description="folder with config.json, safetensors and tokenizer.json"
+    )
+    served_model_name: str | None = Field(None, description="name that clients use; default: the folder's name")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: what the config names")
+    load_format: Literal["auto", "dummy"] = Field("auto", description="dummy: random weights of the config's shapes")
+    max_model_len: int | None = Field(None, gt=0, description="longest prompt + output; default: the model's own limit")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU when there is one")
+    kernels: Literal["auto", "triton", "cpu", "reference"] = Field("auto", description="kernel backend")
+
+
+class EngineSettings(_Section):
+    """The KV pool, the batch and the queue."""
+
+    kv_memory_bytes: Bytes | None = Field(None, description="memory of the KV pool, as in 2GiB")
+    kv_memory_fraction: float = Field(0.5, gt=0, le=1, description="without kv-memory: this share of the free memory")
+    block_size: int | None = Field(None, gt=0, description="tokens in a KV block; default: 32 on the CPU, 16 on a GPU")
+    max_running: int = Field(64, gt=0, description="choices computed at once")
+    max_batch_tokens: int = Field(512, gt=0, description="tokens computed in one step, decodes first")
+    prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
+    admission: Literal["guaranteed", "optimistic", "reserve"] = Field(
+        "guaranteed",
+        description="guaranteed: future peak fits; optimistic: overcommit and preempt; reserve: sum of maxima",
+    )
+    overcommit: float = Field(0.5, gt=0, le=1, description="optimistic: share of the remaining decode that is reserved")
+    preempt_lower_priority: bool = Field(False, description="a waiting request may evict strictly lower priorities")
+    bypass_limit: int = Field(
+        64, ge=0, description="later requests that may pass a waiting one before the pool drains for it"
+    )
+    bypass_age_s: Seconds = Field(10.0, description="age from which a waiting request may not be passed at all")
+    max_queue_requests: int = Field(1024, ge=0, description="requests that may wait")
+    max_queue_tokens: int = Field(1_000_000, ge=0, description="prompt + output tokens that may wait")
+    default_max_tokens: int = Field(512, gt=0, description="max_tokens of a request that names none")
+    max_choices: int = Field(16, gt=0, description="largest n")
+    max_logprobs: int = Field(20, ge=0, description="largest number of alternatives for logprobs and prompt_logprobs")
+    max_stop_strings: int = Field(16, ge=0, description="stop strings in one request")
+    max_stop_string_chars: int = Field(256, gt=0, description="characters in one stop string")
+    max_logit_bias: int = Field(1024, ge=0, description="entries in one logit_bias")
+    threads: int | None = Field(None, gt=0, description="compute threads; default: the cgroup's CPU limit")
+    stall_timeout_s: Seconds = Field(60.0, description="a step older than this makes liveness fail")
+
+    @model_validator(mode="after")
+    def _prefill_can_progress(self) -> EngineSettings:
+        if self.max_batch_tokens <= self.max_running:
+            raise ValueError(
+                f"max-batch-tokens ({self.max_batch_tokens}) must be larger than max-running ({self.max_running}): "
+                "decodes come first, and prefill needs what is left"
+            )
+        return self
+
+
+class ServerSettings(_Section):
+    """Ports, limits and the end of life."""
+
+    host: str = Field("0.0.0.0", description="address of the gRPC port")
+    port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0 picks a free one")
+    admin_address: str = Field("127.0.0.1:50052", description="loopback HOST:PORT or unix:/path of the admin service")
+    metrics_host: str = Field("0.0.0.0", description="address of the metrics port")
+    metrics_port: int = Field(9090, ge=0, le=65535, description="Prometheus HTTP port; 0 picks a free one")
+    drain_timeout_s: Seconds = Field(30.0, description="how long running requests may go on after SIGTERM")
+    max_message_bytes: Bytes = Field(4 * 2**20, description="largest gRPC message, both directions")
+    tokenizer_threads: int = Field(2, gt=0, description="threads that tokenise prompts")
+
+
+class TelemetrySettings(_Section):
+    """Logs, traces and metrics."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line to log")
+    log_format: Literal["json", "text"] = Field("text", description="json for log collectors")
+
+
+class Settings(_Section):
+    """All settings of `weir serve`."""
+
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    server: ServerSettings = ServerSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+
+def public_name(field: str) -> str:
+    """`drain_timeout_s` -> `drain_timeout`; the unit of a value that is given with a unit is not part of its name."""
+    return field.removesuffix("_s").removesuffix("_bytes")
+
+
+def _fields(sections: Sequence[str]) -> list[tuple[str, str, Any]]:
+    return [
+        (section, name, info)
+        for section in sections
+        for name, info in type(getattr(Settings(), section)).model_fields.items()
+    ]
+
+
+def _scalar_type(annotation: object) -> object:
+    options = [a for a in get_args(annotation) if a is not NoneType]
+    return options[0] if get_origin(annotation) in (Union, UnionType) and len(options) == 1 else annotation
+
+
+def add_flags(parser: argparse.ArgumentParser, *sections: str) -> None:
+    """Add a flag for every field of the named sections (`model`, `engine`, `server`, `telemetry`), and --config."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
+    groups = {section: parser.add_argument_group(section) for section in sections}
+    for section, name, info in _fields(sections):
+        flag, dest = "--" + public_name(name).replace("_", "-"), f"{section}.{name}"
+        default = "" if info.default is None else f" (default: {info.default})"
+        annotation = _scalar_type(info.annotation)
+        help_text = f"{info.description}{default}".replace("%", "%%")
+        if annotation is bool:
+            groups[section].add_argument(
+                flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=help_text
+            )
+        else:
+            choices = f"{{{','.join(map(str, get_args(annotation)))}}}" if get_origin(annotation) is Literal else None
+            groups[section].add_argument(
+                flag,
+                dest=dest,
+                default=None,
+                metavar=choices or public_name(name).split("_")[-1].upper(),
+                help=help_text,
+            )
+
+
+def load(
+    flags: argparse.Namespace | None = None,
+    env: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> Settings:
+    """Merge flags > env > file > defaults and validate. Raises ConfigError with every setting that is wrong."""
+    env = os.environ if env is None else env
+    given = vars(flags) if flags is not None else {}
+    file = file or given.get("config") or env.get("WEIR_CONFIG")
+    values: dict[str, dict[str, Any]] = {section: {} for section in Settings.model_fields}
+    origin: dict[tuple[str, str], str] = {}
+    if file:
+        for section, name, value in _from_file(Path(file)):
+            values[section][name], origin[section, name] = value, f"{file}: {section}.{public_name(name)}"
+    for section, name, _ in _fields(list(Settings.model_fields)):
+        variable = "WEIR_" + public_name(name).upper()
+        if variable in env:
+            values[section][name], origin[section, name] = env[variable], variable
+        if (flag_value := given.get(f"{section}.{name}")) is not None:
+            values[section][name] = flag_value
+            origin[section, name] = "--" + public_name(name).replace("_", "-")
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item, origin) for item in error.errors())) from None
+
+
+def _from_file(path: Path) -> list[tuple[str, str, Any]]:
+    try:
+        tree = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the settings file {path}: {error}") from None
+    known = {(section, public_name(name)): name for section, name, _ in _fields(list(Settings.model_fields))}
+    if not isinstance(tree, dict) or not all(isinstance(body, dict) for body in tree.values()):
+        raise ConfigError(f"{path}: expected sections {', '.join(Settings.model_fields)}, each a mapping")
+    found = []
+    for section, body in tree.items():
+        for name, value in body.items():
+            if (section, name) not in known:
+                raise ConfigError(f"{path}: unknown setting {section}.{name}")
+            found.append((section, known[section, name], value))
+    return found
+
+
+def _explain(item: Any, origin: dict[tuple[str, str], str]) -> str:
+    location = tuple(str(part) for part in item["loc"])
+    source = origin.get((location[0], location[1])) if len(location) > 1 else None
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{source or '.'.join(location)}: {message}" + (f" (got {item['input']!r})" if source else "")

@@ -1,0 +1,1 @@
+"""Scheduling and execution: no transport, no tracing, no cluster."""

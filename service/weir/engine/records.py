@@ -1,0 +1,99 @@
+"""What one scheduling step did, and what the budget is now: plain values that cross the process boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """`length` tokens of a request's choice were computed from position `start`."""
+
+    request_id: str
+    choice: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Seconds spent in each phase of one step."""
+
+    plan_s: float
+    launch_s: float
+    device_s: float
+    collect_s: float
+    emit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One scheduling step, complete: made by the engine, read by telemetry. Token counts are of KV slots."""
+
+    step: int
+    start_unix_ns: int
+    end_unix_ns: int
+    phases: PhaseTimes
+    decodes: tuple[ChunkRecord, ...]
+    prefills: tuple[ChunkRecord, ...]
+    prefix_hit_tokens: int
+    running: int
+    queued: int
+    queued_tokens: int
+    oldest_queued_s: float
+    admitted: tuple[str, ...]
+    finished: tuple[str, ...]
+    preempted: tuple[str, ...]
+    rejected: int
+    kv_total_tokens: int
+    kv_free_tokens: int
+    kv_used_tokens: int
+    kv_cached_tokens: int
+    kv_reserved_peak_tokens: int
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens computed by single-token decode rows."""
+        return len(self.decodes)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens computed by prompt chunks (and by recomputation after a preemption)."""
+        return sum(chunk.length for chunk in self.prefills)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSnapshot:
+    """The KV budget and the queue at one moment. free + used + cached = total."""
+
+    kv_total_tokens: int
+    kv_free_tokens: int
+    kv_used_tokens: int
+    kv_cached_tokens: int
+    kv_reserved_peak_tokens: int
+    running: int
+    queued: int
+    queued_tokens: int
+    estimated_wait_s: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine serves; known once the model is loaded."""
+
+    model_name: str
+    model_path: str
+    architecture: str
+    dtype: str
+    device: str
+    kernels: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    kv_total_tokens: int
+    kv_bytes_per_token: int
+    max_batch_tokens: int
+    max_running: int
+    default_max_tokens: int
+    eos_token_ids: tuple[int, ...]

@@ -1,0 +1,1 @@
+"""The Kubernetes sidecar: the only code here that talks to a cluster."""

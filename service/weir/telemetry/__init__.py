@@ -1,0 +1,1 @@
+"""Traces and metrics, made from step records off the hot path."""

@@ -1,0 +1,1 @@
+"""Model families: HF config to ModelSpec, one dense decoder, weights, tokenizer."""

@@ -1,0 +1,31 @@
+"""Every way a model can be unusable, as one exception class each."""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """Base of all model errors; the message names the folder, tensor or setting and what was expected."""
+
+
+class FetchError(ModelError):
+    """The model folder could not be built or downloaded."""
+
+
+class ModelFolderError(ModelError):
+    """A folder is not a usable model: a file is missing or damaged."""
+
+
+class UnsupportedModelError(ModelError):
+    """The architecture, or an option of its config, is not one that the decoder implements."""
+
+
+class WeightsError(ModelError):
+    """The checkpoint does not fit the config: a tensor is missing, unexpected or mis-shaped."""
+
+
+class TokenizerError(ModelError):
+    """The tokenizer cannot be loaded, or its byte table cannot be derived."""
+
+
+class PromptError(ModelError):
+    """This text or chat cannot be tokenised; the model is fine."""

@@ -1,0 +1,63 @@
+"""A model name becomes a local folder: the demo model, a hub repository, or a folder that is there already."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from weir.models import demo_model
+from weir.models.errors import FetchError
+from weir.models.folder import build_folder, check_model_folder, is_model_folder
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "LICENSE*", "README.md"]
+
+
+def print_progress(message: str) -> None:
+    """The default `progress`: one line a stage on stderr, so that stdout stays free for the result."""
+    print(f"weir fetch: {message}", file=sys.stderr, flush=True)
+
+
+def fetch(name: str, dest_root: str | Path = "models", progress: Callable[[str], None] = print_progress) -> Path:
+    """Return a folder with the model `name`, building or downloading it under `dest_root` when it is not there.
+
+    name: an existing folder (returned as it is), `smollm2-135m-instruct`, or a hub id `org/name`.
+    It can be killed at any moment and run again: finished parts are kept, and the folder appears only when complete.
+
+    Raises FetchError when the model cannot be had, ModelFolderError when a local folder or a download is unusable.
+    """
+    if Path(name).is_dir():
+        check_model_folder(Path(name))
+        return Path(name)
+    if name != demo_model.NAME and not _HUB_ID.fullmatch(name):
+        raise FetchError(f"{name!r} is not a folder, not {demo_model.NAME!r} and not a hub id like 'org/name'")
+    target = Path(dest_root) / name
+    if is_model_folder(target):
+        progress(f"{target} is complete")
+        return target
+    if name == demo_model.NAME:
+        downloads = target.with_name(f".{target.name}.downloads")
+        downloads.mkdir(parents=True, exist_ok=True)
+        build_folder(target, lambda partial: demo_model.build_demo_model(partial, downloads, progress), progress)
+    else:
+        # The hub client keeps what it has in the partial folder, so an interrupted download goes on where it stopped.
+        build_folder(target, lambda partial: _from_hub(name, partial, progress), progress, resume=True)
+    progress(f"{target} is complete")
+    return target
+
+
+def _from_hub(repo_id: str, folder: Path, progress: Callable[[str], None]) -> None:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise FetchError(
+            f"downloading from the hub needs the 'fetch' extra: pip install 'weir[fetch]' ({error})"
+        ) from None
+    progress(f"downloading {repo_id} from the hub")
+    try:
+        snapshot_download(repo_id, local_dir=folder, allow_patterns=_HUB_FILES)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise FetchError(f"cannot download {repo_id}: {error}") from error

@@ -130,10 +130,25 @@ class ServerSettings(_Section):
 
 
 class TelemetrySettings(_Section):
-    """Logs, traces and metrics."""
+    """Logs, traces and metrics. Standard OTEL_* variables apply where no setting here is given."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line to log")
     log_format: Literal["json", "text"] = Field("text", description="json for log collectors")
+    trace_endpoint: str | None = Field(
+        None, description="OTLP endpoint, as in http://collector:4317; default: what OTEL_EXPORTER_OTLP_* say"
+    )
+    trace_protocol: Literal["grpc", "http/protobuf"] | None = Field(
+        None, description="OTLP transport; default: OTEL_EXPORTER_OTLP_PROTOCOL, else grpc"
+    )
+    trace_file: str | None = Field(None, description="append spans to this file, one OTLP JSON object a line")
+    trace_steps: Literal["always", "ratio", "slow-only", "never"] = Field(
+        "always", description="which scheduling steps become spans"
+    )
+    trace_step_ratio: float = Field(0.1, ge=0, le=1, description="trace-steps=ratio: this share of the steps")
+    trace_slow_step_s: Seconds = Field(0.5, description="trace-steps=slow-only: steps at least this long")
+    trace_phases: bool = Field(False, description="a child span for each phase of a step")
+    trace_content: bool = Field(False, description="put prompt and output text on request spans")
+    vllm_metrics: bool = Field(True, description="also export the metric names of vLLM")
 
 
 class Settings(_Section):

@@ -1,0 +1,102 @@
+"""Which implementation of the decoder's operations runs on a device: chosen once, at start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from weir_kernels import reference, torch_ops
+from weir_kernels.ragged import RaggedBatch
+
+Backend = Literal["auto", "triton", "cpu", "reference"]
+
+
+class KernelError(ValueError):
+    """The wanted kernels do not run on this device."""
+
+
+class PagedAttention(Protocol):
+    """See `reference.paged_attention`."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: RaggedBatch,
+        scale: float,
+        sliding_window: int | None = None,
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The operations of one backend; `reference` says what each computes."""
+
+    name: str
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+    rope: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+    ]
+    write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    paged_attention: PagedAttention
+    silu_mul: Callable[[torch.Tensor], torch.Tensor]
+
+
+def pick(device: torch.device, wanted: Backend = "auto") -> Kernels:
+    """The kernels for a device. auto: Triton on a GPU, batched torch elsewhere.
+
+    Raises KernelError when the wanted backend does not run on the device.
+    """
+    if wanted == "auto":
+        wanted = "triton" if device.type == "cuda" else "cpu"
+    if wanted == "triton" and device.type != "cuda":
+        raise KernelError(f"the triton kernels need a GPU, not device {device}; use kernels cpu or reference")
+    if wanted == "cpu" and device.type != "cpu":
+        raise KernelError(f"the cpu kernels need device cpu, not {device}; use kernels triton or reference")
+    if wanted == "triton":
+        return _triton_kernels()
+    return _torch_kernels() if wanted == "cpu" else _reference_kernels()
+
+
+def _reference_kernels() -> Kernels:
+    return Kernels(
+        name="reference",
+        rms_norm=reference.rms_norm,
+        add_rms_norm=reference.add_rms_norm,
+        rope=reference.rope,
+        write_kv=reference.write_kv,
+        paged_attention=reference.paged_attention,
+        silu_mul=reference.silu_mul,
+    )
+
+
+def _torch_kernels() -> Kernels:
+    return Kernels(
+        name="torch",
+        rms_norm=reference.rms_norm,
+        add_rms_norm=reference.add_rms_norm,
+        rope=reference.rope,
+        write_kv=torch_ops.write_kv,
+        paged_attention=torch_ops.PagedAttention(),
+        silu_mul=reference.silu_mul,
+    )
+
+
+def _triton_kernels() -> Kernels:
+    # Imported only where it is used: Triton has no wheel for every platform that serves on a CPU.
+    from weir_kernels import activation, attention, cache, norm, rope
+
+    return Kernels(
+        name="triton",
+        rms_norm=norm.rms_norm,
+        add_rms_norm=norm.add_rms_norm,
+        rope=rope.rope,
+        write_kv=cache.write_kv,
+        paged_attention=attention.paged_attention,
+        silu_mul=activation.silu_mul,
+    )

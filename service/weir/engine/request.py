@@ -153,15 +153,21 @@ Event = Admitted | Delta | Preempted | Done | Failed
 class Choice:
     """One sequence of a request: `tokens` (prompt + output) of which the first `num_computed` are in the KV cache.
 
-    A step computes the next min(len(tokens) - num_computed, budget left) tokens; prefill, decode, chunks, prefix
-    hits and resumption are all this rule.
+    A step computes the next min(pending, budget left) tokens; prefill, decode, chunks, prefix hits, forks and
+    resumption are all this rule.
+
+    in_flight: tokens that a launched step will sample but that are not collected yet (at most 1).
+    parked: waits for the prompt blocks that its request's leading choice is computing.
     """
 
     request: Request
     index: int
     tokens: list[int]
     num_computed: int = 0
+    in_flight: int = 0
+    parked: bool = False
     blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
     finish: ChoiceFinish | None = None
     # Opaque to scheduling: the text stream and the sampler's per-row state.
     text: Any = None
@@ -169,13 +175,18 @@ class Choice:
 
     @property
     def num_output(self) -> int:
-        """Tokens sampled so far."""
-        return len(self.tokens) - len(self.request.spec.prompt_token_ids)
+        """Tokens sampled so far, those in flight included."""
+        return len(self.tokens) + self.in_flight - len(self.request.spec.prompt_token_ids)
 
     @property
     def pending(self) -> int:
         """Tokens not yet in the KV cache; 1 for a decode."""
-        return len(self.tokens) - self.num_computed
+        return len(self.tokens) + self.in_flight - self.num_computed
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still sample; 0 when it has finished."""
+        return 0 if self.finish else self.request.spec.params.max_tokens - self.num_output
 
 
 @dataclass(slots=True, eq=False)
@@ -188,8 +199,21 @@ class Request:
     prefilled_at: float | None = None
     first_token_at: float | None = None
     cached_tokens: int = 0
+    # Output tokens when it was last preempted: it is not preempted again before it has more.
+    preempted_at_output: int = -1
+    closed: bool = False  # its terminal event is out; late tokens of a launched step are dropped
 
     @property
     def request_id(self) -> str:
         """The id the client or the server gave it, unique among live requests."""
         return self.spec.request_id
+
+    @property
+    def live(self) -> list[Choice]:
+        """Choices that have not finished."""
+        return [choice for choice in self.choices if choice.finish is None]
+
+    @property
+    def num_output(self) -> int:
+        """Tokens sampled so far over all choices."""
+        return sum(choice.num_output for choice in self.choices)

@@ -1,0 +1,96 @@
+"""From token ids to text, one token at a time and byte-exact: what is sent can never have to be taken back."""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Collection, Sequence
+
+from weir.engine.stop_strings import StopScanner, compile_stop_strings
+
+
+class TokenTable:
+    """The bytes of every token of one vocabulary; built once and shared by all streams.
+
+    token_bytes: exact bytes by token id. special_ids: tokens without text (end-of-sequence, chat marks).
+    strips_leading_space: the tokenizer adds a space before the first word, which is not part of the text
+    (sentencepiece style). An id past the end of `token_bytes` has no text: models may pad their vocabulary.
+    """
+
+    __slots__ = ("alone", "strips_leading_space", "token_bytes")
+
+    def __init__(
+        self, token_bytes: Sequence[bytes], special_ids: Collection[int] = (), strips_leading_space: bool = False
+    ) -> None:
+        self.token_bytes = list(token_bytes)
+        for token_id in special_ids:
+            if token_id < len(self.token_bytes):
+                self.token_bytes[token_id] = b""
+        self.strips_leading_space = strips_leading_space
+        # The text of a token that is whole characters, ready-made: most tokens never see the decoder.
+        self.alone = [_text_or_none(data) for data in self.token_bytes]
+
+
+class TextStream:
+    """The text of one choice as it grows.
+
+    `push` and `finish` return the text that became certain; all returns concatenated are the whole text, whatever
+    the tokens were. An incomplete character waits for its bytes. Each maximal part that is no UTF-8 becomes one
+    U+FFFD, as in the Unicode standard (3.9, "U+FFFD Substitution of Maximal Subparts"); nothing raises.
+
+    `stopped` is the stop string that ended the text, or None. It can be set by `finish` too: a stop string that is
+    complete still waits while an earlier one may be completing around it. Afterwards there is no more text.
+    """
+
+    __slots__ = ("_pending", "_scanner", "_strip", "_table", "stopped")
+
+    def __init__(self, table: TokenTable, stop: tuple[str, ...] = (), include_stop: bool = False) -> None:
+        self._table = table
+        self._pending = b""
+        self._strip = table.strips_leading_space
+        self._scanner = StopScanner(compile_stop_strings(stop), include_stop) if stop else None
+        self.stopped: str | None = None
+
+    def push(self, token_id: int) -> str:
+        """Add one token."""
+        try:
+            text = self._table.alone[token_id]
+        except IndexError:
+            return ""
+        if text is None or self._pending:
+            text = self._decode(self._table.token_bytes[token_id], final=False)
+        if self._strip or self._scanner is not None:
+            return self._certain(text)
+        return text
+
+    def finish(self) -> str:
+        """End the text: incomplete bytes become U+FFFD, and what was held for a stop string is let go."""
+        text = self._certain(self._decode(b"", final=True))
+        if self._scanner is not None and self.stopped is None:
+            text += self._scanner.finish()
+            self.stopped = self._scanner.found
+        return text
+
+    def _decode(self, data: bytes, *, final: bool) -> str:
+        data = self._pending + data
+        text, used = utf_8_decode(data, "replace", final)
+        self._pending = data[used:]
+        return text
+
+    def _certain(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            text = text.removeprefix(" ")
+        if self._scanner is None:
+            return text
+        if self.stopped is not None:
+            return ""
+        text = self._scanner.push(text)
+        self.stopped = self._scanner.found
+        return text
+
+
+def _text_or_none(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,44 @@
+"""From a model folder and a few choices to a decoder that is ready to compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from weir_kernels import dispatch
+
+from weir.models.decoder import Decoder
+from weir.models.loader import dummy_weights, load_weights, resolve_dtype
+from weir.models.spec import ModelSpec
+
+
+def resolve_device(setting: str) -> torch.device:
+    """`auto` is a GPU when there is one."""
+    if setting == "auto":
+        setting = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(setting)
+
+
+def build_decoder(
+    folder: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    kernels: dispatch.Backend = "auto",
+    load_format: Literal["auto", "dummy"] = "auto",
+) -> Decoder:
+    """Read the config and the weights (or make random ones) and choose the kernels.
+
+    Raises a ModelError that says what is wrong with the folder, or KernelError when the kernels do not run on the
+    device.
+    """
+    spec = ModelSpec.from_folder(folder)
+    target = resolve_device(device)
+    ops = dispatch.pick(target, kernels)
+    wanted = resolve_dtype(dtype, spec)
+    if load_format == "dummy":
+        weights = dummy_weights(spec, wanted, target)
+    else:
+        weights = load_weights(folder, spec, wanted, target)
+    return Decoder(spec, weights, ops)

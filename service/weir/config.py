@@ -126,6 +126,11 @@ class ServerSettings(_Section):
     metrics_port: int = Field(9090, ge=0, le=65535, description="Prometheus HTTP port; 0 picks a free one")
     drain_timeout_s: Seconds = Field(30.0, description="how long running requests may go on after SIGTERM")
     max_message_bytes: Bytes = Field(4 * 2**20, description="largest gRPC message, both directions")
+    max_connection_age_s: Seconds | None = Field(
+        None,
+        gt=0,
+        description="close connections at this age, so that clients find new replicas; running streams finish",
+    )
     tokenizer_threads: int = Field(2, gt=0, description="threads that tokenise prompts")
 
 

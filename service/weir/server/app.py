@@ -1,0 +1,186 @@
+"""The life of a server process: load, serve, drain, stop; and what its exit code says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+
+import grpc
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from weir.config import Settings
+from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
+from weir.server import budget, inference, load_report
+from weir.server.admin import AdminService, check_address
+from weir.server.budget import BudgetService
+from weir.server.engine_api import Engine
+from weir.server.health import HealthService
+from weir.server.inference import InferenceService
+from weir.server.lifecycle import DRAINING_RETRY_S, Lifecycle
+from weir.server.live import LiveRequests
+from weir.server.load_report import LoadReporter
+from weir.server.observer import NoObserver, Observer
+from weir.server.options import server_options
+from weir.server.prompts import PromptEncoder, Tokenizer
+from weir.server.rpc import RpcInterceptor
+from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
+
+# For statuses to reach their clients once nothing runs any more.
+FLUSH_S = 0.5
+ENGINE_STOP_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class App:
+    """One engine, one tokenizer, and the gRPC services over them. Make it inside the event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        load_tokenizer: Callable[[], Tokenizer],
+        observer: Observer | None = None,
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._load_tokenizer = load_tokenizer
+        self._prompts: PromptEncoder | None = None
+        self._failure: Exception | None = None
+        self._end = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self.lifecycle = Lifecycle()
+        self.live = LiveRequests()
+        self._server, self._admin = self._build(observer or NoObserver())
+        self.port = 0
+        self.admin_target = ""
+
+    async def start(self) -> None:
+        """Open both ports, and begin to load. Raises RuntimeError when a port is taken."""
+        server = self._settings.server
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        self.port = self._server.add_insecure_port(f"{host}:{server.port}")
+        self.admin_target = _bind_admin(self._admin, server.admin_address)
+        await self._server.start()
+        await self._admin.start()
+        _log.info("listening on %s:%d, admin on %s", host, self.port, self.admin_target)
+        self._loading = asyncio.create_task(self._load())
+
+    async def run(self) -> int:
+        """Serve until SIGTERM, SIGINT or the engine's death. The exit code: 0 after a stop, 1 after a failure."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.request_stop)
+        await self.start()
+        await self._end.wait()
+        await self.shut_down()
+        return 0 if self._failure is None else 1
+
+    def request_stop(self) -> None:
+        """Begin to drain; asked a second time, cut what still runs."""
+        if self._end.is_set():
+            self._hurry.set()
+        self._end.set()
+
+    async def shut_down(self) -> None:
+        """Let running requests finish within the drain timeout, cut the rest, and end everything."""
+        self.lifecycle.shut_down()
+        if self._failure is None:
+            await self._drained()
+        left: RequestError = UnavailableError("DRAINING", DRAINING_RETRY_S)
+        if isinstance(self._failure, RequestError):
+            left = self._failure
+        if len(self.live):
+            _log.warning("cutting %d requests: %s", len(self.live), left)
+        self.live.interrupt_all(left)
+        await self.live.wait_empty(FLUSH_S)
+        self._loading.cancel()
+        # Open watches would hold `stop` for all of its grace; this ends them.
+        self.lifecycle.stop()
+        await asyncio.gather(self._server.stop(FLUSH_S), self._admin.stop(FLUSH_S))
+        await self._engine.stop(ENGINE_STOP_S)
+        if self._prompts is not None:
+            self._prompts.close()
+        _log.info("stopped")
+
+    async def _load(self) -> None:
+        began = time.monotonic()
+        self._engine.failed.add_done_callback(lambda failed: self._fail(failed.result()))
+        try:
+            tokenizer, info = await asyncio.gather(asyncio.to_thread(self._load_tokenizer), self._engine.ready())
+        except Exception as error:
+            self._fail(error)
+            return
+        self._prompts = PromptEncoder(tokenizer, self._settings.server.tokenizer_threads)
+        self.lifecycle.loaded()
+        _log.info(
+            "serving %s (%s on %s, %d KV tokens) after %.1f s",
+            info.model_name,
+            info.dtype,
+            info.device,
+            info.kv_total_tokens,
+            time.monotonic() - began,
+        )
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            _log.error("%s", error, exc_info=None if isinstance(error, EngineFailedError) else error)
+            self._failure = error
+        self._end.set()
+        self._hurry.set()
+
+    async def _drained(self) -> None:
+        timeout_s = self._settings.server.drain_timeout_s
+        _log.info("draining: %d requests in flight, at most %.1f s", len(self.live), timeout_s)
+        empty = asyncio.create_task(self.live.wait_empty(timeout_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({empty, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        empty.cancel()
+        hurry.cancel()
+
+    def _encoder(self) -> PromptEncoder:
+        assert self._prompts is not None, "lifecycle admits requests only once loaded"
+        return self._prompts
+
+    def _build(self, observer: Observer) -> tuple[grpc.aio.Server, grpc.aio.Server]:
+        engine, lifecycle, options = self._engine, self.lifecycle, server_options(self._settings.server)
+        load = LoadReporter(engine, lifecycle)
+        health = HealthService(engine, lifecycle, self._settings.engine.stall_timeout_s)
+        budgets = BudgetService(engine, lifecycle)
+
+        public = grpc.aio.server(interceptors=[RpcInterceptor(load)], options=options)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            InferenceService(engine, self._encoder, lifecycle, self.live, observer), public
+        )
+        budget_pb2_grpc.add_BudgetServiceServicer_to_server(budgets, public)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(health, public)
+        public.add_generic_rpc_handlers((load.handler(),))
+        channelz.add_channelz_servicer(public)
+        reflection.enable_server_reflection(
+            (
+                inference.SERVICE,
+                budget.SERVICE,
+                load_report.SERVICE,
+                "grpc.health.v1.Health",
+                "grpc.channelz.v1.Channelz",
+                reflection.SERVICE_NAME,
+            ),
+            public,
+        )
+
+        admin = grpc.aio.server(interceptors=[RpcInterceptor(load)], options=options)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(engine, lifecycle, self.live), admin)  # type: ignore[no-untyped-call]
+        budget_pb2_grpc.add_BudgetServiceServicer_to_server(budgets, admin)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(health, admin)
+        return public, admin
+
+
+def _bind_admin(server: grpc.aio.Server, address: str) -> str:
+    """Bind the admin port; the address to reach it at, with the port that was chosen for port 0."""
+    port = server.add_insecure_port(check_address(address))
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"

@@ -1,0 +1,78 @@
+"""What the server asks of an engine. `weir.engine.process.EngineClient` is one; tests put a scripted one here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from weir.engine.errors import EngineFailedError
+from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.request import Event, GenerateRequest
+
+
+class Ticket(Protocol):
+    """Room in the queue, taken before a prompt is tokenised so that a burst cannot overshoot the bound."""
+
+    def release(self) -> None:
+        """Give the room back. Idempotent."""
+
+
+class EventStream(Protocol):
+    """The events of one submitted request: Admitted, Delta, Preempted, and Done at the end."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Iterate once, to Done. Raises the RequestError that a request failed with."""
+
+    def close(self) -> None:
+        """Cancel the request unless it is finished. Idempotent, and never waits."""
+
+
+class Progress(Protocol):
+    """The engine's last heartbeat."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is being computed, or should be."""
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the last step ended, or since work arrived."""
+
+
+class Engine(Protocol):
+    """The engine as seen from the event loop: nothing here blocks."""
+
+    on_step: list[Callable[[StepRecord], None]]
+
+    def start(self) -> None:
+        """Spawn the engine process."""
+
+    async def ready(self) -> EngineInfo:
+        """Wait until the model is loaded. Raises EngineFailedError."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served; known once ready."""
+
+    @property
+    def failed(self) -> asyncio.Future[EngineFailedError]:
+        """Done when the engine process has died."""
+
+    def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
+        """Take room in the queue. Raises QueueFullError or UnavailableError."""
+
+    def submit(self, request: GenerateRequest, ticket: Ticket) -> EventStream:
+        """Queue a request. Raises InvalidRequestError or QueueFullError."""
+
+    def snapshot(self) -> BudgetSnapshot:
+        """The KV budget and the queue now."""
+
+    def progress(self) -> Progress:
+        """The last heartbeat; answered from memory."""
+
+    async def flush_prefix_cache(self) -> int:
+        """Forget unused prefixes; the number of KV blocks freed."""
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the engine process, by force after `timeout_s`."""

@@ -1,0 +1,164 @@
+"""From an exception to the gRPC status that a client sees: code, google.rpc details, and when to retry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2
+from google.rpc.status_pb2 import Status
+
+from weir.engine.errors import (
+    CancelledError,
+    DeadlineError,
+    EngineFailedError,
+    InvalidRequestError,
+    QueueFullError,
+    UnavailableError,
+    Violation,
+)
+
+DETAILS_KEY = "grpc-status-details-bin"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+DOMAIN = "weir.v1.InferenceService"
+NEVER_RETRY_MS = -1
+# Another replica can answer at once, and this one comes back after a restart.
+ENGINE_FAILED_RETRY_S = 1.0
+# Trailers share HTTP/2's header limit (8 KiB by default), and text may grow threefold by percent-encoding.
+MAX_MESSAGE_CHARS = 400
+MAX_VIOLATION_CHARS = 200
+MAX_VIOLATIONS_BYTES = 3000
+
+
+class StatusError(Exception):
+    """A call failed for a reason that is no request's: an unknown health service, a wrong state for an operation."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
+    """The end of a failed call, ready to be sent."""
+
+    code: grpc.StatusCode
+    message: str
+    trailers: tuple[tuple[str, str | bytes], ...] = ()
+
+
+def status_of(error: BaseException) -> ErrorStatus:
+    """The status for an error; one branch for each row of the error table. Unknown errors are INTERNAL, and mute."""
+    match error:
+        case QueueFullError():
+            return _budget_exhausted(error)
+        case InvalidRequestError():
+            return _invalid(error)
+        case UnavailableError():
+            return _status(
+                grpc.StatusCode.UNAVAILABLE,
+                str(error),
+                [_error_info(error.reason), _retry_info(error.retry_after_s)],
+                _milliseconds(error.retry_after_s),
+            )
+        case EngineFailedError():
+            return _status(
+                grpc.StatusCode.UNAVAILABLE,
+                str(error),
+                [_error_info("ENGINE_FAILED")],
+                _milliseconds(ENGINE_FAILED_RETRY_S),
+            )
+        case DeadlineError():
+            return _deadline(error)
+        case CancelledError():
+            return _status(grpc.StatusCode.CANCELLED, str(error), [_error_info("CANCELLED")], NEVER_RETRY_MS)
+        case StatusError():
+            return ErrorStatus(error.code, str(error))
+        case _:
+            message = "internal error; the server's log has the details"
+            return _status(grpc.StatusCode.INTERNAL, message, [_error_info("INTERNAL")], NEVER_RETRY_MS)
+
+
+def _budget_exhausted(error: QueueFullError) -> ErrorStatus:
+    info = _error_info(
+        "KV_BUDGET_EXHAUSTED",
+        needed_tokens=error.needed_tokens,
+        free_tokens=error.free_tokens,
+        queued_tokens=error.queued_tokens,
+        queued_requests=error.queued_requests,
+    )
+    quota = error_details_pb2.QuotaFailure(
+        violations=[error_details_pb2.QuotaFailure.Violation(subject=error.subject, description=_cut(str(error)))]
+    )
+    return _status(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        str(error),
+        [info, _retry_info(error.retry_after_s), quota],
+        _milliseconds(error.retry_after_s),
+    )
+
+
+def _invalid(error: InvalidRequestError) -> ErrorStatus:
+    bad_request = error_details_pb2.BadRequest(field_violations=_bounded(error.violations))
+    return _status(grpc.StatusCode.INVALID_ARGUMENT, str(error), [bad_request], NEVER_RETRY_MS)
+
+
+def _deadline(error: DeadlineError) -> ErrorStatus:
+    info = _error_info(
+        "DEADLINE_IN_QUEUE" if error.in_queue else "DEADLINE_EXCEEDED",
+        waited_s=f"{error.waited_s:.3f}",
+        estimated_wait_s=f"{error.estimated_wait_s:.3f}",
+    )
+    return _status(grpc.StatusCode.DEADLINE_EXCEEDED, str(error), [info], NEVER_RETRY_MS)
+
+
+def _bounded(violations: Iterable[Violation]) -> list[error_details_pb2.BadRequest.FieldViolation]:
+    """As many violations as the trailers hold; a thousand bad token ids must not make the answer undeliverable."""
+    kept: list[error_details_pb2.BadRequest.FieldViolation] = []
+    size = 0
+    for violation in violations:
+        item = error_details_pb2.BadRequest.FieldViolation(
+            field=_cut(violation.field), description=_cut(violation.description)
+        )
+        size += item.ByteSize()
+        if size > MAX_VIOLATIONS_BYTES:
+            break
+        kept.append(item)
+    return kept
+
+
+def _error_info(reason: str, **metadata: object) -> error_details_pb2.ErrorInfo:
+    return error_details_pb2.ErrorInfo(
+        reason=reason, domain=DOMAIN, metadata={key: str(value) for key, value in metadata.items()}
+    )
+
+
+def _retry_info(seconds: float) -> error_details_pb2.RetryInfo:
+    delay = Duration()
+    delay.FromMilliseconds(_milliseconds(seconds))
+    return error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def _milliseconds(seconds: float) -> int:
+    """Rounded up, and at least 1: a client that obeys must never come back too early."""
+    return max(1, math.ceil(seconds * 1000))
+
+
+def _cut(text: str, limit: int = MAX_VIOLATION_CHARS) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _status(code: grpc.StatusCode, message: str, details: list[Message], pushback_ms: int) -> ErrorStatus:
+    message = _cut(message, MAX_MESSAGE_CHARS)
+    packed = []
+    for detail in details:
+        item = AnyMessage()
+        item.Pack(detail)
+        packed.append(item)
+    status = Status(code=getattr(code_pb2, code.name), message=message, details=packed)
+    return ErrorStatus(code, message, ((DETAILS_KEY, status.SerializeToString()), (PUSHBACK_KEY, str(pushback_ms))))

@@ -1,0 +1,178 @@
+"""InferenceService: a request in, admitted tokens out, and everything given back however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+
+import weir
+from weir.engine.errors import InvalidRequestError, Violation
+from weir.engine.request import Event, GenerateRequest
+from weir.server.engine_api import Engine
+from weir.server.errors import status_of
+from weir.server.lifecycle import Lifecycle
+from weir.server.live import LiveRequests
+from weir.server.metadata import REQUEST_ID_KEY, TENANT_KEY, text_metadata
+from weir.server.observer import Observer, RequestObserver
+from weir.server.prompts import PromptEncoder
+from weir.server.replies import StreamReply, UnaryReply
+from weir.server.translate import (
+    AnyRequest,
+    api_field_names,
+    check_model,
+    check_tenant,
+    engine_request,
+    reservation_tokens,
+)
+from weir.v1 import inference_pb2 as pb
+from weir.v1 import inference_pb2_grpc
+
+SERVICE = "weir.v1.InferenceService"
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """Holds no request state of its own: a live request is a frame of `_generation`, and ends with it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Callable[[], PromptEncoder],
+        lifecycle: Lifecycle,
+        live: LiveRequests,
+        observer: Observer,
+    ) -> None:
+        self._engine = engine
+        self._prompts = prompts
+        self._lifecycle = lifecycle
+        self._live = live
+        self._observer = observer
+
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        """Stream tokens as they are made."""
+        async with self._generation("Generate", request, context) as (spec, events):
+            reply = StreamReply(spec.n)
+            async for event in events:
+                message = reply.push(event)
+                if message is not None:
+                    await context.write(message)
+
+    async def Complete(self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext) -> pb.CompleteResponse:
+        """Answer once with everything."""
+        async with self._generation("Complete", request, context) as (spec, events):
+            reply = UnaryReply(spec.n)
+            async for event in events:
+                reply.push(event)
+            return reply.message
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
+        """Token ids of a prompt."""
+        self._lifecycle.check_loaded()
+        check_model(request.model, self._engine.info)
+        token_ids = await self._prompts().encode(request.prompt)
+        token_bytes = self._prompts().token_bytes(token_ids) if request.with_bytes else ()
+        return pb.TokenizeResponse(token_ids=token_ids, token_bytes=token_bytes)
+
+    async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
+        """The served model and the limits."""
+        self._lifecycle.check_loaded()
+        info = self._engine.info
+        return pb.GetModelResponse(
+            name=info.model_name,
+            architecture=info.architecture,
+            dtype=info.dtype,
+            device=info.device,
+            kernels=info.kernels,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            block_size=info.block_size,
+            kv_total_tokens=info.kv_total_tokens,
+            kv_bytes_per_token=info.kv_bytes_per_token,
+            max_batch_tokens=info.max_batch_tokens,
+            max_running=info.max_running,
+            default_max_tokens=info.default_max_tokens,
+            eos_token_ids=info.eos_token_ids,
+            server_version=weir.__version__,
+        )
+
+    async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
+        """Cancel a live request of the caller's tenant."""
+        if not request.request_id:
+            raise InvalidRequestError((Violation("request_id", "must not be empty"),))
+        tenant = text_metadata(context).get(TENANT_KEY, "")
+        return pb.CancelResponse(found=self._live.cancel(request.request_id, tenant))
+
+    @asynccontextmanager
+    async def _generation(
+        self, method: str, request: AnyRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[tuple[GenerateRequest, AsyncIterator[Event]]]:
+        """Observe a call from its arrival to its end, whatever the end is."""
+        metadata = text_metadata(context)
+        observer = self._observer.request_started(f"{SERVICE}/{method}", metadata)
+        code = "OK"
+        failure: BaseException | None = None
+        try:
+            async with self._submitted(request, metadata, context, observer) as submitted:
+                yield submitted
+        except asyncio.CancelledError as error:
+            code, failure = _cancel_code(context), error
+            raise
+        except Exception as error:
+            code, failure = status_of(error).code.name, error
+            raise
+        finally:
+            observer.finished(code, failure)
+
+    @asynccontextmanager
+    async def _submitted(
+        self,
+        request: AnyRequest,
+        metadata: dict[str, str],
+        context: grpc.aio.ServicerContext,
+        observer: RequestObserver,
+    ) -> AsyncIterator[tuple[GenerateRequest, AsyncIterator[Event]]]:
+        """Reserve, tokenise, submit; and give back ticket, stream and id on every path."""
+        arrival = time.monotonic()
+        remaining = context.time_remaining()
+        tenant = metadata.get(TENANT_KEY, "")
+        self._lifecycle.check_ready()
+        check_tenant(tenant)
+        info = self._engine.info
+        check_model(request.model, info)
+        with self._live.open(request.request_id, metadata.get(REQUEST_ID_KEY, ""), tenant) as live:
+            context.set_trailing_metadata(((REQUEST_ID_KEY, live.request_id),))
+            ticket = self._engine.reserve(reservation_tokens(request, info), tenant)
+            try:
+                spec = engine_request(
+                    request,
+                    info,
+                    request_id=live.request_id,
+                    prompt_token_ids=await self._prompts().encode(request.prompt),
+                    arrival=arrival,
+                    deadline=None if remaining is None else arrival + remaining,
+                    tenant=tenant,
+                )
+                observer.submitted(spec)
+                with api_field_names():
+                    stream = self._engine.submit(spec, ticket)
+                try:
+                    yield spec, _observed(stream, observer)
+                finally:
+                    stream.close()
+            finally:
+                ticket.release()
+
+
+async def _observed(events: AsyncIterable[Event], observer: RequestObserver) -> AsyncIterator[Event]:
+    async for event in events:
+        observer.event(event)
+        yield event
+
+
+def _cancel_code(context: grpc.aio.ServicerContext) -> str:
+    """gRPC cancels the handler both when the client goes and when the deadline passes."""
+    remaining = context.time_remaining()
+    return "DEADLINE_EXCEEDED" if remaining is not None and remaining <= 0 else "CANCELLED"

@@ -1,0 +1,85 @@
+"""Prompts to token ids, in threads of their own: a long prompt must not hold up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from weir.engine.errors import InvalidRequestError, Violation
+from weir.v1 import inference_pb2 as pb
+
+# Beginning-of-sequence and a word-start marker.
+_TEXT_EXTRA_TOKENS = 2
+# What chat templates put around one turn, and around the whole conversation (a default system prompt).
+_TURN_EXTRA_TOKENS = 16
+_CHAT_EXTRA_TOKENS = 64
+
+
+class Tokenizer(Protocol):
+    """What the server asks of a tokenizer; `weir.models.tokenizer.Tokenizer` is one."""
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]:
+        """Token id -> the bytes it stands for."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation in the model's template. Raises ValueError when the template refuses it."""
+
+
+class PromptEncoder:
+    """Owns the tokenizer and its threads."""
+
+    def __init__(self, tokenizer: Tokenizer, threads: int) -> None:
+        self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+
+    async def encode(self, prompt: pb.Prompt) -> tuple[int, ...]:
+        """The token ids of any kind of prompt. Raises InvalidRequestError."""
+        loop = asyncio.get_running_loop()
+        match prompt.WhichOneof("input"):
+            case "token_ids":
+                return tuple(prompt.token_ids.ids)
+            case "text":
+                return await loop.run_in_executor(self._threads, self._encode_text, prompt.text)
+            case "chat":
+                return await loop.run_in_executor(self._threads, self._encode_chat, prompt.chat)
+            case _:
+                raise InvalidRequestError((Violation("prompt", "set one of text, token_ids or chat"),))
+
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each token; nothing for ids the vocabulary lacks."""
+        table = self._tokenizer.token_bytes
+        return [table[i] if 0 <= i < len(table) else b"" for i in token_ids]
+
+    def close(self) -> None:
+        """Let the threads end when what they do is done."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text))
+
+    def _encode_chat(self, chat: pb.Chat) -> tuple[int, ...]:
+        try:
+            return tuple(self._tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in chat.messages]))
+        except ValueError as error:
+            raise InvalidRequestError((Violation("prompt.chat", str(error)),)) from None
+
+
+def tokens_upper_bound(prompt: pb.Prompt) -> int:
+    """An upper bound on the tokens of a prompt, without tokenising: no token is shorter than a byte."""
+    match prompt.WhichOneof("input"):
+        case "token_ids":
+            return len(prompt.token_ids.ids)
+        case "text":
+            return len(prompt.text.encode()) + _TEXT_EXTRA_TOKENS
+        case "chat":
+            turns = prompt.chat.messages
+            written = sum(len(turn.role.encode()) + len(turn.content.encode()) + _TURN_EXTRA_TOKENS for turn in turns)
+            return written + _CHAT_EXTRA_TOKENS
+        case _:
+            return 0

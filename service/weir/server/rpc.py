@@ -1,0 +1,119 @@
+"""What every RPC shares: messages that do not parse, exceptions to statuses, and the load report at the end."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from weir.engine.errors import InvalidRequestError, Violation
+from weir.server.errors import status_of
+from weir.server.load_report import LoadReporter
+from weir.server.metadata import REQUEST_ID_KEY
+
+# Probes and watches are no load.
+_INFERENCE_PREFIX = "/weir.v1.InferenceService/"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Stands for a request that did not parse, until there is a context to refuse it through."""
+
+    reason: str
+
+
+class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Wraps the handler of every method, once. Servicers raise; only this file aborts."""
+
+    def __init__(self, load: LoadReporter) -> None:
+        self._load = load
+        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        """The wrapped handler; None for a method that does not exist, which gRPC answers with UNIMPLEMENTED."""
+        wrapped = self._wrapped.get(details.method)
+        if wrapped is None:
+            handler = await continuation(details)
+            if handler is None:
+                return None
+            wrapped = self._wrapped[details.method] = self._wrap(details.method, handler)
+        return wrapped
+
+    def _wrap(self, name: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        kind = ("stream" if handler.request_streaming else "unary") + "_"
+        kind += "stream" if handler.response_streaming else "unary"
+        method = getattr(handler, kind)
+        run = _stream_to_end if handler.response_streaming else _answer
+        is_work = name.startswith(_INFERENCE_PREFIX)
+        # A stream of requests is parsed message by message inside the handler.
+        parse = handler.request_deserializer if handler.request_streaming else _parser(handler.request_deserializer)
+
+        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            _echo_request_id(context)
+            if is_work:
+                self._load.count_request()
+            try:
+                if isinstance(request, _Malformed):
+                    raise InvalidRequestError((Violation("request", request.reason),))
+                response = await run(method, request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await self._abort(context, error)
+                raise
+            context.set_trailing_metadata((*(context.trailing_metadata() or ()), self._load.trailer()))
+            return response
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(call, request_deserializer=parse, response_serializer=handler.response_serializer)
+
+    async def _abort(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
+        status = status_of(error)
+        if status.code is grpc.StatusCode.INTERNAL:
+            _log.error("a call failed by an internal error", exc_info=error)
+        trailers = (*(context.trailing_metadata() or ()), *status.trailers, self._load.trailer())
+        await context.abort(status.code, status.message, trailers)
+
+
+async def _answer(method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> Any:
+    return await method(request, context)
+
+
+async def _stream_to_end(method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> None:
+    """Run a streaming method of either style: a coroutine that writes, or an async generator."""
+    running = method(request, context)
+    if inspect.isasyncgen(running):
+        try:
+            async for message in running:
+                await context.write(message)
+        finally:
+            await running.aclose()
+    else:
+        await running
+
+
+def _parser(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return _Malformed(str(error))
+
+    return parse
+
+
+def _echo_request_id(context: grpc.aio.ServicerContext) -> None:
+    given = [(key, value) for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY]
+    if given:
+        context.set_trailing_metadata(tuple(given[:1]))

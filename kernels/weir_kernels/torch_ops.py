@@ -31,14 +31,14 @@ def write_kv(
 class _DecodeGroup:
     """Decodes of similar length, gathered into [N, span] slots.
 
-    rows: [N] tokens, blocks: [N * span / block_size], visible: [N, 1, 1, span]; the first `dense` columns of every row
-    are visible, so only the columns after them need care.
+    rows: [N] tokens, blocks: [N * span / block_size], visible: [N, 1, 1, span] slots that the row attends to,
+    hidden: the others, as indices into the N * span gathered slots.
     """
 
     rows: torch.Tensor
     blocks: torch.Tensor
     visible: torch.Tensor
-    dense: int
+    hidden: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def _decode_group(
     blocks = batch.block_tables[sequences].long().gather(1, columns)
     positions = first_block * block_size + torch.arange(num_blocks * block_size)
     visible = (positions >= first_visible) & (positions < lengths)
-    dense = 0 if sliding_window else int(lengths.min())
-    return _DecodeGroup(sequences, blocks.flatten(), visible[:, None, None, :], dense)
+    hidden = (~visible).flatten().nonzero().squeeze(1)
+    return _DecodeGroup(sequences, blocks.flatten(), visible[:, None, None, :], hidden)
 
 
 def _chunks(batch: RaggedBatch, block_size: int, sliding_window: int | None) -> Iterator[_Chunk]:
@@ -155,13 +155,11 @@ def _decode(
 ) -> torch.Tensor:
     count, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
-    hidden = ~group.visible[:, 0, 0, group.dense :, None, None]
 
     def load(cache: torch.Tensor) -> torch.Tensor:
-        slots = _gather(cache, group.blocks, q.dtype).view(count, -1, num_kv_heads, head_dim)
         # Masking the scores is not enough: 0 * NaN from a slot of somebody else is NaN.
-        slots[:, group.dense :].masked_fill_(hidden, 0)
-        return slots.transpose(1, 2)
+        slots = _gather(cache, group.blocks, q.dtype).index_fill_(0, group.hidden, 0)
+        return slots.view(count, -1, num_kv_heads, head_dim).transpose(1, 2)
 
     query = q.view(count, num_kv_heads, num_heads // num_kv_heads, head_dim)
     out = F.scaled_dot_product_attention(query, load(k_cache), load(v_cache), attn_mask=group.visible, scale=scale)

@@ -132,6 +132,21 @@ class ServerSettings(_Section):
         description="close connections at this age, so that clients find new replicas; running streams finish",
     )
     tokenizer_threads: int = Field(2, gt=0, description="threads that tokenise prompts")
+    tls_cert_file: str | None = Field(None, description="PEM certificate chain; with it, gRPC is served over TLS only")
+    tls_key_file: str | None = Field(None, description="PEM key of the certificate")
+    tls_client_ca_file: str | None = Field(None, description="PEM CA; with it, clients must bring a certificate of it")
+    auth_tokens_file: str | None = Field(None, description="file of bearer tokens, one a line; health needs none")
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="further port, in plain text, that serves health only (for probes under TLS)"
+    )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> ServerSettings:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls-cert-file and tls-key-file go together: give both or none")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("tls-client-ca-file needs tls-cert-file and tls-key-file")
+        return self
 
 
 class TelemetrySettings(_Section):

@@ -1,0 +1,262 @@
+"""TLS, client certificates, renewal, bearer tokens: with a real server and real handshakes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from weir.config import ConfigError, ServerSettings, load
+from weir.server.security import CertificateFiles, TokenFile, bind, server_credentials, token_interceptors
+
+Serve = Callable[[ServerSettings], Awaitable[int]]
+METHODS = {
+    "/test.Echo/UnaryUnary": (False, False),
+    "/test.Echo/UnaryStream": (False, True),
+    "/test.Echo/StreamUnary": (True, False),
+    "/test.Echo/StreamStream": (True, True),
+}
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        return health_pb2.HealthCheckResponse(status="SERVING")
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Four methods, one of each arity, that answer with `hello`."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if details.method not in METHODS:
+            return None
+        _, streams = METHODS[details.method]
+
+        async def one(request: object, context: grpc.aio.ServicerContext) -> bytes:
+            return b"hello"
+
+        async def many(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+            yield b"hello"
+
+        make = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[METHODS[details.method]]
+        return make(many if streams else one)
+
+
+@dataclass
+class Pki:
+    """Certificates in files, as a Secret's volume would hold them."""
+
+    folder: Path
+    ca: trustme.CA
+
+    @property
+    def settings(self) -> ServerSettings:
+        return ServerSettings(tls_cert_file=str(self.folder / "tls.crt"), tls_key_file=str(self.folder / "tls.key"))
+
+    @property
+    def mutual(self) -> ServerSettings:
+        return self.settings.model_copy(update={"tls_client_ca_file": str(self.folder / "ca.crt")})
+
+    def issue(self, name: str = "localhost") -> None:
+        issued = self.ca.issue_cert(name)
+        replace(self.folder / "tls.crt", b"".join(b.bytes() for b in issued.cert_chain_pems))
+        replace(self.folder / "tls.key", issued.private_key_pem.bytes())
+        replace(self.folder / "ca.crt", self.ca.cert_pem.bytes())
+
+
+def replace(path: Path, content: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(content)
+    fresh.rename(path)
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    made = Pki(tmp_path, trustme.CA())
+    made.issue()
+    return made
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    servers: list[grpc.aio.Server] = []
+
+    async def start(settings: ServerSettings) -> int:
+        server = grpc.aio.server(interceptors=token_interceptors(settings))
+        health_pb2_grpc.add_HealthServicer_to_server(Health(), server)
+        server.add_generic_rpc_handlers((Echo(),))
+        port = bind(server, "127.0.0.1:0", settings)
+        await server.start()
+        servers.append(server)
+        return port
+
+    yield start
+    for server in servers:
+        await server.stop(0)
+
+
+async def ask(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
+    answer: bytes = await channel.unary_unary("/test.Echo/UnaryUnary")(b"", metadata=metadata, timeout=10)
+    return answer
+
+
+def credentials(pki: Pki, client: trustme.LeafCert | None = None) -> grpc.ChannelCredentials:
+    if client is None:
+        return grpc.ssl_channel_credentials(pki.ca.cert_pem.bytes())
+    chain = b"".join(b.bytes() for b in client.cert_chain_pems)
+    return grpc.ssl_channel_credentials(pki.ca.cert_pem.bytes(), client.private_key_pem.bytes(), chain)
+
+
+async def dial_tls(port: int, creds: grpc.ChannelCredentials) -> bytes:
+    # A local subchannel pool: otherwise a second channel would reuse the first one's connection and make no handshake.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.secure_channel(f"localhost:{port}", creds, options=options) as channel:
+        return await ask(channel)
+
+
+async def test_without_settings_there_is_plain_text(serve: Serve) -> None:
+    port = await serve(ServerSettings())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await ask(channel) == b"hello"
+    assert server_credentials(ServerSettings()) is None
+
+
+async def test_tls_serves_those_who_trust_the_ca_and_no_plain_text(serve: Serve, pki: Pki) -> None:
+    port = await serve(pki.settings)
+    assert await dial_tls(port, credentials(pki)) == b"hello"
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await ask(channel)
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_mutual_tls_asks_for_a_certificate_of_the_clients_ca(serve: Serve, pki: Pki) -> None:
+    port = await serve(pki.mutual)
+    assert await dial_tls(port, credentials(pki, pki.ca.issue_cert("client"))) == b"hello"
+    for wrong in (None, trustme.CA().issue_cert("client")):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await dial_tls(port, credentials(pki, wrong))
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_renewed_certificate_is_served_without_a_restart(serve: Serve, pki: Pki) -> None:
+    port = await serve(pki.settings)
+    old = credentials(pki)
+    assert await dial_tls(port, old) == b"hello"
+    pki.ca = trustme.CA()
+    pki.issue()
+    assert await dial_tls(port, credentials(pki)) == b"hello"
+    with pytest.raises(grpc.aio.AioRpcError):
+        await dial_tls(port, old)
+
+
+async def test_a_broken_renewal_keeps_the_certificate_in_use(
+    serve: Serve, pki: Pki, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = await serve(pki.settings)
+    replace(pki.folder / "tls.key", b"not a key")
+    for _ in range(2):
+        assert await dial_tls(port, credentials(pki)) == b"hello"
+    assert [r.levelname for r in caplog.records if "keeping the certificate" in r.message] == ["ERROR"]
+
+
+async def test_a_renewal_with_a_new_clients_ca_counts(serve: Serve, pki: Pki) -> None:
+    port = await serve(pki.mutual)
+    clients = trustme.CA()
+    replace(pki.folder / "ca.crt", clients.cert_pem.bytes())
+    assert await dial_tls(port, credentials(pki, clients.issue_cert("client"))) == b"hello"
+
+
+def test_files_that_do_not_belong_together_stop_the_start(pki: Pki) -> None:
+    other = trustme.CA().issue_cert("localhost")
+    replace(pki.folder / "tls.key", other.private_key_pem.bytes())
+    with pytest.raises(ConfigError, match="tls-key-file"):
+        server_credentials(pki.settings)
+    with pytest.raises(ConfigError, match="nowhere"):
+        CertificateFiles("/nowhere/tls.crt", "/nowhere/tls.key", None).load()
+
+
+def test_half_of_tls_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match="tls-cert-file and tls-key-file go together"):
+        load(env={"WEIR_TLS_CERT_FILE": "/tls.crt"})
+    with pytest.raises(ConfigError, match="tls-client-ca-file needs"):
+        load(env={"WEIR_TLS_CLIENT_CA_FILE": "/ca.crt"})
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    file = tmp_path / "tokens"
+    file.write_text("# team a\nalpha-token\n\n  beta-token  \n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [
+        ((("authorization", "Bearer alpha-token"),), None),
+        ((("authorization", "bearer beta-token"),), None),
+        ((("authorization", "Bearer alpha-toke"),), grpc.StatusCode.UNAUTHENTICATED),
+        ((("authorization", "Bearer # team a"),), grpc.StatusCode.UNAUTHENTICATED),
+        ((("authorization", "Basic alpha-token"),), grpc.StatusCode.UNAUTHENTICATED),
+        ((("authorization", "alpha-token"),), grpc.StatusCode.UNAUTHENTICATED),
+        ((("authorization", "Bearer "),), grpc.StatusCode.UNAUTHENTICATED),
+        ((), grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+async def test_only_a_known_bearer_token_opens_each_kind_of_method(
+    serve: Serve, tokens: Path, method: str, metadata: tuple[tuple[str, str], ...], code: grpc.StatusCode | None
+) -> None:
+    port = await serve(ServerSettings(auth_tokens_file=str(tokens)))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        sends, receives = METHODS[method]
+        make = getattr(channel, f"{'stream' if sends else 'unary'}_{'stream' if receives else 'unary'}")
+        call = make(method)(iter([b""]) if sends else b"", metadata=metadata, timeout=10)
+        if code is None:
+            assert ([part async for part in call] if receives else [await call]) == [b"hello"]
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                _ = [part async for part in call] if receives else await call
+            assert refused.value.code() == code
+            assert dict(refused.value.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
+
+
+async def test_health_needs_no_token_and_an_unknown_method_is_still_unknown(serve: Serve, tokens: Path) -> None:
+    port = await serve(ServerSettings(auth_tokens_file=str(tokens)))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == 1
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary("/test.Echo/Nothing")(b"", timeout=10)
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_tokens_change_without_a_restart_and_never_to_none(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = TokenFile(str(tokens))
+    assert file.accepts("alpha-token")
+    replace(tokens, b"gamma-token\n")
+    assert file.accepts("gamma-token")
+    assert not file.accepts("alpha-token")
+    replace(tokens, b"# nothing\n")
+    assert file.accepts("gamma-token")
+    tokens.unlink()
+    assert file.accepts("gamma-token")
+    assert all("gamma-token" not in record.getMessage() for record in caplog.records)
+
+
+def test_a_file_without_tokens_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("# none yet\n")
+    with pytest.raises(ConfigError, match="holds no token"):
+        TokenFile(str(tmp_path / "tokens"))
+    with pytest.raises(ConfigError, match="auth-tokens-file"):
+        token_interceptors(ServerSettings(auth_tokens_file=str(tmp_path / "missing")))

@@ -27,5 +27,5 @@ class TokenizerError(ModelError):
     """The tokenizer cannot be loaded, or its byte table cannot be derived."""
 
 
-class PromptError(ModelError):
+class PromptError(ModelError, ValueError):
     """This text or chat cannot be tokenised; the model is fine."""

@@ -1,0 +1,106 @@
+"""A model's own Jinja chat template, rendered in a sandbox: templates come with checkpoints and are not trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from weir.models.errors import PromptError, TokenizerError
+from weir.models.folder import read_json
+
+
+class ChatTemplate:
+    """Renders messages as transformers' `apply_chat_template(add_generation_prompt=True, tokenize=False)` does."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """special_tokens: the names a template may use, as `bos_token`. Raises TokenizerError for a bad template."""
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TokenizerError(f"the chat template is invalid at line {error.lineno}: {error.message}") from None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ChatTemplate | None:
+        """Read chat_template.jinja, or `chat_template` in tokenizer_config.json; None when the model has neither."""
+        config_file = folder / "tokenizer_config.json"
+        config = read_json(config_file) if config_file.is_file() else {}
+        own_file = folder / "chat_template.jinja"
+        source = own_file.read_text(encoding="utf-8") if own_file.is_file() else _default(config.get("chat_template"))
+        return None if source is None else cls(source, _special_tokens(config))
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The conversation as text that ends where the assistant's answer begins.
+
+        Raises PromptError when a message lacks its role or content, or when the template refuses the conversation.
+        """
+        if not messages:
+            raise PromptError("the conversation is empty; send at least one message")
+        for index, message in enumerate(messages):
+            for key in ("role", "content"):
+                if not isinstance(message.get(key), str):
+                    raise PromptError(f"message {index} needs a text as its {key}")
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise PromptError(f"the model's chat template refuses these messages: {error}") from None
+
+
+def _default(templates: object) -> str | None:
+    """`chat_template` is one template, or a list of named ones."""
+    if isinstance(templates, list):
+        return {entry["name"]: entry["template"] for entry in templates}.get("default")
+    return templates if isinstance(templates, str) else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}` marks assistant text for training; here its body is just text."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2's own interface
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
+def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    # Jinja's own filter escapes HTML characters, which a prompt must not.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

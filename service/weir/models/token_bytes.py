@@ -1,0 +1,87 @@
+"""The exact bytes of every token, read from tokenizer.json: text can be cut anywhere, bytes cannot be wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from weir.models.errors import TokenizerError
+
+_SPACE_MARK = "▁"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_table(definition: Mapping[str, Any], vocab: Mapping[str, int], added: Mapping[int, str]) -> list[bytes]:
+    """Token id -> bytes, for byte-level BPE and for sentencepiece (with or without byte fallback).
+
+    definition: the content of tokenizer.json, vocab: token -> id of the model, added: id -> text of added tokens, which
+    stand for their own text. Ids that no token has get no bytes. Raises TokenizerError for another kind of tokenizer.
+    """
+    to_bytes = _converter(definition)
+    table = [b""] * (max([*vocab.values(), *added], default=-1) + 1)
+    for token, token_id in vocab.items():
+        if token_id not in added:
+            table[token_id] = to_bytes(token)
+    for token_id, text in added.items():
+        table[token_id] = text.encode()
+    return table
+
+
+def strips_leading_space(definition: Mapping[str, Any]) -> bool:
+    """Whether decoding drops the space that encoding put before the first word."""
+    for step in _steps(definition.get("decoder"), "decoders"):
+        if step["type"] == "Strip" and step.get("content") == " " and step.get("start", 0) > 0:
+            return True
+        if step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never":
+            return True
+    return False
+
+
+def _converter(definition: Mapping[str, Any]) -> Callable[[str], bytes]:
+    decoders = {step["type"] for step in _steps(definition.get("decoder"), "decoders")}
+    splitters = {step["type"] for step in _steps(definition.get("pre_tokenizer"), "pretokenizers")}
+    if "ByteLevel" in decoders or (not decoders and "ByteLevel" in splitters):
+        return _byte_level(_byte_of_character())
+    if decoders & {"Metaspace", "ByteFallback", "Replace"}:
+        return _sentencepiece
+    raise TokenizerError(
+        f"tokenizer.json: decoder {', '.join(sorted(decoders)) or 'none'} is not supported; "
+        "supported are byte-level BPE and sentencepiece"
+    )
+
+
+def _steps(component: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
+    """A component of tokenizer.json, or the components that its Sequence holds."""
+    if component is None:
+        return
+    if component.get("type") == "Sequence":
+        for step in component[inner]:
+            yield from _steps(step, inner)
+    else:
+        yield component
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte: itself where it is printable Latin-1, else 256 upwards in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_ins = {chr(byte): byte for byte in printable}
+    return stand_ins | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
+    def to_bytes(token: str) -> bytes:
+        try:
+            return bytes(byte_of[character] for character in token)
+        except KeyError:
+            # Not written in the byte alphabet, so it is plain text, as the tokenizer's own decoder takes it.
+            return token.encode()
+
+    return to_bytes
+
+
+def _sentencepiece(token: str) -> bytes:
+    if match := _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace(_SPACE_MARK, " ").encode()

@@ -1,0 +1,74 @@
+"""Text and chats to token ids, and token ids to bytes; needs `tokenizers` and a tokenizer.json, not transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from weir.models.chat_template import ChatTemplate
+from weir.models.errors import PromptError, TokenizerError
+from weir.models.folder import read_json
+from weir.models.token_bytes import byte_table, strips_leading_space
+
+
+class Tokenizer:
+    """The tokenizer of a model folder. Immutable, so threads may share it.
+
+    token_bytes: exact bytes by token id, special_ids: tokens that are no text (end-of-sequence, chat marks),
+    strips_leading_space: decoding drops the space that encoding puts before the first word,
+    vocab_size: ids are 0..vocab_size - 1; the model's own vocabulary may be padded beyond.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Raises ModelFolderError when a file is missing or damaged, TokenizerError when it is not supported."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        definition = read_json(path)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"cannot load {path}: {error}") from None
+        # A checkpoint may have been saved with the limits of its training.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._chat_template = ChatTemplate.from_folder(folder)
+        added = self._tokenizer.get_added_tokens_decoder()
+        vocab = self._tokenizer.get_vocab(with_added_tokens=False)
+        self.token_bytes: list[bytes] = byte_table(definition, vocab, {i: token.content for i, token in added.items()})
+        self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
+        self.strips_leading_space: bool = strips_leading_space(definition)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return len(self.token_bytes)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the tokenizer itself adds (as a BOS).
+
+        Raises PromptError for text that is not valid Unicode.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation (`role` and `content` each), ending where the assistant's answer begins.
+
+        Raises PromptError when the model has no chat template, or when its template refuses the conversation.
+        """
+        if self._chat_template is None:
+            raise PromptError("this model has no chat template; send the prompt as text")
+        # The template writes the special tokens itself.
+        return self._encode(self._chat_template.render(messages), add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"the text is not valid Unicode: character {error.start} is the lone surrogate "
+                f"U+{ord(text[error.start]):04X}"
+            ) from None
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -167,13 +168,15 @@ class Received:
         return [span for span in self.spans if span.name == name]
 
 
-def attributes(found: Iterator[KeyValue] | object) -> dict[str, object]:
+def attributes(found: Iterable[KeyValue]) -> dict[str, Any]:
     """Protobuf attributes as a plain mapping."""
-    plain: dict[str, object] = {}
-    for item in found:  # type: ignore[attr-defined]
-        kind = item.value.WhichOneof("value")
-        value = getattr(item.value, kind)
-        plain[item.key] = [entry.string_value for entry in value.values] if kind == "array_value" else value
+    plain: dict[str, Any] = {}
+    for item in found:
+        value = item.value
+        if value.HasField("array_value"):
+            plain[item.key] = [entry.string_value for entry in value.array_value.values]
+        else:
+            plain[item.key] = getattr(value, value.WhichOneof("value") or "string_value")
     return plain
 
 
@@ -202,7 +205,8 @@ def grpc_receiver(
     """An OTLP/gRPC collector on loopback: its endpoint and what it received. `hold`: answer only when it is set."""
     received = Received()
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_TraceService(received, code, hold), server)
+    add_service: Callable[[object, grpc.Server], None] = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    add_service(_TraceService(received, code, hold), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.series import Counter, Family, Histogram, counter
 
 from tests.unit.telemetry.factories import BUDGET, EngineStub, Progress, decode, engine_info, prefill, step
+
+parse_openmetrics: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 

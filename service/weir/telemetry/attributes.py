@@ -1,0 +1,63 @@
+"""Names of span attributes: our own, and those of the OpenTelemetry RPC and GenAI conventions.
+
+The GenAI names left the main semantic conventions (deprecated there as "moved") and are still in development, so they
+are written out here: an upgrade of a library must not rename what dashboards query.
+"""
+
+from __future__ import annotations
+
+STEP_NUMBER = "weir.step.number"
+STEP_KIND = "weir.step.kind"
+STEP_DECODE_TOKENS = "weir.step.decode_tokens"
+STEP_PREFILL_TOKENS = "weir.step.prefill_tokens"
+STEP_PREFIX_HIT_TOKENS = "weir.step.prefix_hit_tokens"
+STEP_CHUNKS = "weir.step.chunks"
+STEP_CHUNKS_OMITTED = "weir.step.chunks_omitted"
+STEP_LINKS_OMITTED = "weir.step.links_omitted"
+STEP_ADMITTED = "weir.step.admitted"
+STEP_FINISHED = "weir.step.finished"
+STEP_PREEMPTED = "weir.step.preempted"
+STEP_REJECTED = "weir.step.rejected"
+STEP_PHASE = {phase: f"weir.step.{phase}_s" for phase in ("plan", "launch", "device", "collect", "emit")}
+RUNNING = "weir.running"
+QUEUED = "weir.queued"
+QUEUED_TOKENS = "weir.queued_tokens"
+KV_TOTAL_TOKENS = "weir.kv.total_tokens"
+KV_FREE_TOKENS = "weir.kv.free_tokens"
+KV_USED_TOKENS = "weir.kv.used_tokens"
+KV_CACHED_TOKENS = "weir.kv.cached_tokens"
+KV_RESERVED_PEAK_TOKENS = "weir.kv.reserved_peak_tokens"
+
+REQUEST_PRIORITY = "weir.request.priority"
+REQUEST_PREEMPTIONS = "weir.request.preemptions"
+REQUEST_FIRST_STEP = "weir.request.first_step"
+REQUEST_LAST_STEP = "weir.request.last_step"
+REQUEST_STEPS = "weir.request.steps"
+
+ERROR_TYPE = "error.type"
+RPC_SYSTEM = "rpc.system.name"
+RPC_METHOD = "rpc.method"
+RPC_STATUS = "rpc.response.status_code"
+
+GEN_AI_OPERATION = "gen_ai.operation.name"
+GEN_AI_PROVIDER = "gen_ai.provider.name"
+GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
+GEN_AI_REQUEST_STREAM = "gen_ai.request.stream"
+GEN_AI_REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+GEN_AI_REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
+GEN_AI_REQUEST_TOP_K = "gen_ai.request.top_k"
+GEN_AI_REQUEST_SEED = "gen_ai.request.seed"
+GEN_AI_REQUEST_STOP_SEQUENCES = "gen_ai.request.stop_sequences"
+GEN_AI_REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
+GEN_AI_REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+GEN_AI_REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+GEN_AI_RESPONSE_ID = "gen_ai.response.id"
+GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
+GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+GEN_AI_USAGE_CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+GEN_AI_INPUT_MESSAGES = "gen_ai.input.messages"
+GEN_AI_OUTPUT_MESSAGES = "gen_ai.output.messages"

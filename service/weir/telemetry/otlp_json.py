@@ -1,0 +1,103 @@
+"""Spans as OTLP/JSON, one export request a line: the file format that the OpenTelemetry collector reads back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode
+
+_KIND = {kind: kind.value + 1 for kind in SpanKind}
+_STATUS = {StatusCode.UNSET: 0, StatusCode.OK: 1, StatusCode.ERROR: 2}
+
+
+class JsonLinesExporter(SpanExporter):
+    """Appends to a file. Raises OSError at the start when it cannot be written, and at an export when it is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Write one line."""
+        self._file.write(json.dumps(_request(spans), separators=(",", ":"), ensure_ascii=False) + "\n")
+        self._file.flush()
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
+    scope = spans[0].instrumentation_scope
+    return {
+        "resourceSpans": [
+            {
+                "resource": {"attributes": _attributes(spans[0].resource.attributes)},
+                "scopeSpans": [
+                    {
+                        "scope": {"name": scope.name, "version": scope.version} if scope is not None else {},
+                        "spans": [_span(span) for span in spans],
+                    }
+                ],
+            }
+        ]
+    }
+
+
+def _span(span: ReadableSpan) -> dict[str, Any]:
+    context = span.get_span_context()
+    assert context is not None
+    fields: dict[str, Any] = {
+        **_identity(context),
+        "name": span.name,
+        "kind": _KIND[span.kind],
+        "startTimeUnixNano": str(span.start_time),
+        "endTimeUnixNano": str(span.end_time),
+        "attributes": _attributes(span.attributes),
+        "events": [
+            {"timeUnixNano": str(event.timestamp), "name": event.name, "attributes": _attributes(event.attributes)}
+            for event in span.events
+        ],
+        "links": [_link(link) for link in span.links],
+        "status": {"code": _STATUS[span.status.status_code]},
+    }
+    if span.parent is not None:
+        fields["parentSpanId"] = f"{span.parent.span_id:016x}"
+    if span.status.description:
+        fields["status"]["message"] = span.status.description
+    return fields
+
+
+def _link(link: Link) -> dict[str, Any]:
+    return {**_identity(link.context), "attributes": _attributes(link.attributes)}
+
+
+def _identity(context: SpanContext) -> dict[str, str]:
+    identity = {"traceId": f"{context.trace_id:032x}", "spanId": f"{context.span_id:016x}"}
+    if context.trace_state:
+        identity["traceState"] = context.trace_state.to_header()
+    return identity
+
+
+def _attributes(attributes: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in (attributes or {}).items()]
+
+
+def _value(value: object) -> dict[str, Any]:
+    match value:
+        case bool():
+            return {"boolValue": value}
+        case int():
+            return {"intValue": str(value)}
+        case float():
+            return {"doubleValue": value}
+        case str():
+            return {"stringValue": value}
+        case list() | tuple():
+            return {"arrayValue": {"values": [_value(item) for item in value]}}
+    raise TypeError(f"not an attribute value: {value!r}")

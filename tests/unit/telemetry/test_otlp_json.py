@@ -1,0 +1,81 @@
+"""The trace file holds what OTLP/gRPC would have carried, in OTLP's JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from weir.telemetry.otlp_json import JsonLinesExporter
+
+IDS = ("traceId", "spanId", "parentSpanId")
+
+
+def span(name: str = "engine.step", status: Status | None = None) -> ReadableSpan:
+    sampled = TraceFlags(TraceFlags.SAMPLED)
+    return ReadableSpan(
+        name,
+        context=SpanContext(0xABC, 0xDEF, False, sampled, TraceState([("vendor", "x")])),
+        parent=SpanContext(0xABC, 0x123, True, sampled),
+        resource=Resource({"service.name": "weir"}),
+        attributes={"text": "é", "flag": True, "count": 2**40, "ratio": 0.25, "list": ["a", "b"], "numbers": (1, 2)},
+        events=[Event("admitted", {"queue_s": 0.5}, 1_700_000_000_000_000_005)],
+        links=[Link(SpanContext(7, 8, False, sampled), {"weir.step.decode_tokens": 1})],
+        kind=SpanKind.SERVER,
+        status=status or Status(StatusCode.UNSET),
+        start_time=1_700_000_000_000_000_001,
+        end_time=1_700_000_000_000_000_009,
+        instrumentation_scope=InstrumentationScope("weir", "1"),
+    )
+
+
+def with_base64_ids(node: Any) -> Any:
+    """OTLP's JSON writes ids in hex, protobuf's own JSON mapping in base64; nothing else differs."""
+    if isinstance(node, list):
+        return [with_base64_ids(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: base64.b64encode(bytes.fromhex(value)).decode() if key in IDS else with_base64_ids(value)
+        for key, value in node.items()
+    }
+
+
+def test_a_line_is_the_export_request_that_the_sdk_would_encode(tmp_path: Path) -> None:
+    spans = [span(), span("weir.v1.InferenceService/Generate", Status(StatusCode.ERROR, "engine failed"))]
+    exporter = JsonLinesExporter(tmp_path / "trace.jsonl")
+    exporter.export(spans)
+    exporter.export([span(status=Status(StatusCode.OK))])
+    exporter.shutdown()
+    lines = (tmp_path / "trace.jsonl").read_text().splitlines()
+    for line, batch in zip(lines, (spans, [span(status=Status(StatusCode.OK))]), strict=True):
+        written = ParseDict(with_base64_ids(json.loads(line)), TracesData())
+        expected = TracesData(resource_spans=encode_spans(batch).resource_spans)
+        for item in expected.resource_spans[0].scope_spans[0].spans:
+            # Flags say whether a context came from another process, which a file's reader has no use for.
+            item.ClearField("flags")
+            for link in item.links:
+                link.ClearField("flags")
+        assert written == expected
+
+
+def test_a_file_is_appended_to(tmp_path: Path) -> None:
+    for _ in range(2):
+        exporter = JsonLinesExporter(tmp_path / "trace.jsonl")
+        exporter.export([span()])
+        exporter.shutdown()
+    assert len((tmp_path / "trace.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing"):
+        JsonLinesExporter(tmp_path / "missing" / "trace.jsonl")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from weir_kernels import dispatch
+from weir_kernels import cpu, dispatch
 
+from weir.models.cpu_decoder import CpuDecoder
 from weir.models.decoder import Decoder
 from weir.models.loader import dummy_weights, load_weights, resolve_dtype
 from weir.models.spec import ModelSpec
@@ -27,8 +28,12 @@ def build_decoder(
     device: str = "auto",
     kernels: dispatch.Backend = "auto",
     load_format: Literal["auto", "dummy"] = "auto",
-) -> Decoder:
+    threads: int | None = None,
+) -> Decoder | CpuDecoder:
     """Read the config and the weights (or make random ones) and choose the kernels.
+
+    A bf16 model on a CPU with AVX-512 or AVX2 gets the fused step, everything else the decoder over `Kernels`.
+    threads: of the fused step; default, what the container may use.
 
     Raises a ModelError that says what is wrong with the folder, or KernelError when the kernels do not run on the
     device.
@@ -41,4 +46,6 @@ def build_decoder(
         weights = dummy_weights(spec, wanted, target)
     else:
         weights = load_weights(folder, spec, wanted, target)
+    if target.type == "cpu" and wanted == torch.bfloat16 and kernels in ("auto", "cpu") and cpu.available():
+        return CpuDecoder(spec, weights, threads)
     return Decoder(spec, weights, ops)

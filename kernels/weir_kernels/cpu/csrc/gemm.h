@@ -1,0 +1,162 @@
+// The matrix product of bf16 activations with packed weights, and what is done with its result while it is at hand.
+//
+// Register tile: R rows x 32 outputs, R <= kTileRows. Whatever R, each output is one float32 accumulator that takes
+// the input pairs in ascending order: the result of a row doesn't depend on the other rows, on the tile it falls in or
+// on the thread that computes it. That is what makes a step batch-invariant.
+#pragma once
+
+#include "barrier.h"
+#include "model.h"
+#include "simd.h"
+
+namespace {
+
+using weir::kPanelCols;
+using weir::kStepInputs;
+using weir::PackedMatrix;
+
+constexpr int kStepPairs = kStepInputs / 2;
+
+struct Rows {
+  const bf16* data;
+  size_t stride;  // elements; the elements from the row's length to the next multiple of 8 are zero
+  int count;
+};
+
+// c[R][32] = rows of a times a panel. The loop also fetches `Prefetch` cache lines a step from `ahead` (the next panel)
+// into the cache: the hardware's own prefetchers stop at page boundaries, and with few rows memory is the limit.
+template <int R, int Prefetch>
+__attribute__((noinline)) void tile_product(const bf16* a, size_t stride, const bf16* b, int steps, const char* ahead,
+                                            float* c) {
+  for (int part = 0; part < 2 / kTileVecs; ++part) {
+    const bf16* weights = b + part * kTileVecs * 2 * kLanes;
+    const bf16* inputs[(R + 2) / 3];  // a pointer for every third row: the two between are reached by an index register
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; ++i) inputs[i] = a + 3 * i * stride;
+    vf acc[R][kTileVecs];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVecs; ++v) acc[r][v] = zero();
+    for (int s = 0; s < steps; ++s) {
+#pragma GCC unroll 16
+      for (int line = 0; line < Prefetch; ++line) __builtin_prefetch(ahead + 64 * line, 0, 2);
+      ahead += 64 * Prefetch;
+#pragma GCC unroll 4
+      for (int pair = 0; pair < kStepPairs; ++pair) {
+        vp w[kTileVecs];
+#pragma GCC unroll 2
+        for (int v = 0; v < kTileVecs; ++v) w[v] = load_pairs(weights + pair * 2 * kPanelCols + v * 2 * kLanes);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          const vp x = broadcast_pair(inputs[r / 3] + r % 3 * stride + 2 * pair);
+#pragma GCC unroll 2
+          for (int v = 0; v < kTileVecs; ++v) acc[r][v] = dot_pairs(acc[r][v], x, w[v]);
+        }
+      }
+      weights += kStepPairs * 2 * kPanelCols;
+#pragma GCC unroll 4
+      for (int i = 0; i < (R + 2) / 3; ++i) {
+        inputs[i] += kStepInputs;
+        // Hides the pointer's history: gcc would keep an address for each row, and spill most of them.
+        asm("" : "+r"(inputs[i]));
+      }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVecs; ++v) store(c + r * kPanelCols + (part * kTileVecs + v) * kLanes, acc[r][v]);
+  }
+}
+
+typedef void (*TileProduct)(const bf16*, size_t, const bf16*, int, const char*, float*);
+
+template <int Prefetch>
+WEIR_INLINE TileProduct tile_product_for(int rows) {
+  static const TileProduct table[] = {
+      nullptr,
+      tile_product<1, Prefetch>,
+      tile_product<2, Prefetch>,
+      tile_product<3, Prefetch>,
+      tile_product<4, Prefetch>,
+#if defined(__AVX512F__)
+      tile_product<5, Prefetch>,
+      tile_product<6, Prefetch>,
+      tile_product<7, Prefetch>,
+      tile_product<8, Prefetch>,
+      tile_product<9, Prefetch>,
+      tile_product<10, Prefetch>,
+      tile_product<11, Prefetch>,
+      tile_product<12, Prefetch>,
+#endif
+  };
+  return table[rows];
+}
+
+// `lines` lines of the next panel are wanted in every step of a tile; the smallest kernel that fetches as many.
+WEIR_INLINE TileProduct pick_tile_product(int rows, int lines, int* fetched) {
+  if (lines == 0) return *fetched = 0, tile_product_for<0>(rows);
+  if (lines == 1) return *fetched = 1, tile_product_for<1>(rows);
+  if (lines == 2) return *fetched = 2, tile_product_for<2>(rows);
+  if (lines <= 4) return *fetched = 4, tile_product_for<4>(rows);
+  return *fetched = 8, tile_product_for<8>(rows);
+}
+
+// Rows are cut into blocks that stay in the L2 cache while all panels pass, and a block into tiles of nearly equal
+// height: 13 rows are 7 + 6, because a tile of 1 row would cost as much time as one of 6.
+struct RowBlocks {
+  int rows, num_blocks;
+
+  RowBlocks(int num_rows, size_t row_bytes) : rows(num_rows) {
+    constexpr size_t kBudgetBytes = 320 << 10;
+    int limit = (int)(kBudgetBytes / row_bytes) / kTileRows * kTileRows;
+    limit = limit < 4 * kTileRows ? 4 * kTileRows : limit;
+    num_blocks = (num_rows + limit - 1) / limit;
+  }
+  // The first blocks get whole tiles more than the last.
+  int begin(int block) const {
+    const int tiles = (rows + kTileRows - 1) / kTileRows;
+    const int row = (int)((int64_t)tiles * block / num_blocks) * kTileRows;
+    return row < rows ? row : rows;
+  }
+};
+
+// All of x W^T, called by every thread of the team. `finish(row, panel, values)` gets each row's 32
+// results of a panel.
+template <class Finish>
+void multiply(const Rows& x, const PackedMatrix& w, weir::PhaseCounter& counter, int thread, int num_threads,
+              const Finish& finish) {
+  if (x.count == 0) return;
+  const int panels = num_panels(w), steps = num_steps(w);
+  const RowBlocks blocks(x.count, x.stride * sizeof(bf16));
+  const int panel_lines = (int)(panel_elements(w) * sizeof(bf16) / 64);
+  alignas(64) float c[kTileRows * kPanelCols];
+
+  WorkQueue queue(counter, blocks.num_blocks * panels, thread, num_threads, 75);
+  for (int item = queue.next(); item >= 0; item = queue.next()) {
+    const int block = item / panels, column = item % panels;
+    const int begin = blocks.begin(block), rows = blocks.begin(block + 1) - begin;
+    const int num_tiles = (rows + kTileRows - 1) / kTileRows;
+    const bf16* weights = panel(w, column);
+
+    // Spread the fetch of the next panel over the tiles of this one.
+    const int following = queue.peek();
+    const char* ahead = (const char*)panel(w, following >= 0 ? following % panels : column);
+    const int total = steps * num_tiles;
+    const int wanted = following < 0 ? 0 : (panel_lines + total - 1) / total;
+    int lines_left = panel_lines;
+
+    for (int tile = 0, row = begin; tile < num_tiles; ++tile) {
+      const int height = rows / num_tiles + (tile < rows % num_tiles ? 1 : 0);
+      int fetched = 0;
+      const TileProduct product = pick_tile_product(height, lines_left > 0 ? wanted : 0, &fetched);
+      product(x.data + (size_t)row * x.stride, x.stride, weights, steps, ahead, c);
+      ahead += (size_t)64 * fetched * steps;
+      lines_left -= fetched * steps;
+      for (int r = 0; r < height; ++r) finish(row + r, column, c + r * kPanelCols);
+      row += height;
+    }
+  }
+}
+
+}  // namespace

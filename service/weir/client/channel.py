@@ -1,0 +1,29 @@
+"""What both clients tell gRPC about the connection."""
+
+from __future__ import annotations
+
+DEFAULT_MAX_MESSAGE_BYTES = 4 * 2**20
+DEFAULT_MAX_ATTEMPTS = 3
+READY_POLL_S = 0.1
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Channel arguments: one message limit for both directions, dead servers noticed, quick reconnects."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # The server allows a ping each 10 s.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        # gRPC's own retry would act without a pushback too; `weir.client.retry` does not.
+        ("grpc.enable_retries", 0),
+    ]
+
+
+def call_metadata(tenant: str, extra: Metadata) -> Metadata:
+    """The metadata of a call."""
+    return (("x-tenant-id", tenant), *extra) if tenant else extra

@@ -18,6 +18,26 @@ class KernelError(ValueError):
     """The wanted kernels do not run on this device."""
 
 
+class NormRopeWriteKv(Protocol):
+    """See `reference.norm_rope_write_kv`."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
 class PagedAttention(Protocol):
     """See `reference.paged_attention`."""
 
@@ -39,10 +59,7 @@ class Kernels:
     name: str
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
-    rope: Callable[
-        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
-    ]
-    write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    norm_rope_write_kv: NormRopeWriteKv
     paged_attention: PagedAttention
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
 
@@ -68,8 +85,7 @@ def _reference_kernels() -> Kernels:
         name="reference",
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
-        rope=reference.rope,
-        write_kv=reference.write_kv,
+        norm_rope_write_kv=reference.norm_rope_write_kv,
         paged_attention=reference.paged_attention,
         silu_mul=reference.silu_mul,
     )
@@ -80,8 +96,7 @@ def _torch_kernels() -> Kernels:
         name="torch",
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
-        rope=reference.rope,
-        write_kv=torch_ops.write_kv,
+        norm_rope_write_kv=torch_ops.norm_rope_write_kv,
         paged_attention=torch_ops.PagedAttention(),
         silu_mul=reference.silu_mul,
     )
@@ -89,14 +104,13 @@ def _torch_kernels() -> Kernels:
 
 def _triton_kernels() -> Kernels:
     # Imported only where it is used: Triton has no wheel for every platform that serves on a CPU.
-    from weir_kernels import activation, attention, cache, norm, rope
+    from weir_kernels import activation, attention, norm, qkv
 
     return Kernels(
         name="triton",
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
-        rope=rope.rope,
-        write_kv=cache.write_kv,
+        norm_rope_write_kv=qkv.norm_rope_write_kv,
         paged_attention=attention.paged_attention,
         silu_mul=activation.silu_mul,
     )

@@ -60,6 +60,45 @@ def write_kv(
             v_cache[slot // block_size, slot % block_size] = v[token].to(v_cache.dtype)
 
 
+def norm_rope_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """From the projections to attention: norm of each Q and K head where weights [D] are given, rotation, cache write.
+
+    Shapes as in `rope` and `write_kv`. Returns the new q.
+    """
+    q, k = norm_rope(q, k, q_weight, k_weight, eps, cos, sin, positions)
+    write_kv(k, v, k_cache, v_cache, slot_mapping)
+    return q
+
+
+def norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The part of `norm_rope_write_kv` before the write: new (q, k)."""
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    return rope(q, k, cos, sin, positions)
+
+
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,

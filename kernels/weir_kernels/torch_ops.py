@@ -1,4 +1,4 @@
-"""The two operations whose reference is slow, in batched torch: what serves on a CPU without a compiler.
+"""The operations whose reference is slow, in batched torch: what serves on a CPU without a compiler.
 
 Decodes are gathered in groups of similar length and the query heads that share a KV head become query rows, so that a
 group is one SDPA call that reads K and V once. Chunks are one SDPA call each. Same contract as `reference`.
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from weir_kernels.ragged import RaggedBatch
+from weir_kernels.reference import norm_rope
 
 
 def write_kv(
@@ -25,6 +26,26 @@ def write_kv(
     for cache, new in ((k_cache, k), (v_cache, v)):
         # view, not flatten: a cache that would have to be copied must fail, not lose the write.
         cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new.to(cache.dtype))
+
+
+def norm_rope_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """See `reference.norm_rope_write_kv`."""
+    q, k = norm_rope(q, k, q_weight, k_weight, eps, cos, sin, positions)
+    write_kv(k, v, k_cache, v_cache, slot_mapping)
+    return q
 
 
 @dataclass(frozen=True, slots=True)

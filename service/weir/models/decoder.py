@@ -56,9 +56,9 @@ class Decoder:
         """Bytes of one KV block of block_size tokens, all layers."""
         return block_size * self.spec.kv_bytes_per_token(self.dtype.itemsize)
 
-    def allocate_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KvCache:
-        """A cache of num_blocks usable blocks, ids 1..num_blocks, in the model's dtype unless another is given."""
-        return KvCache.allocate(self.spec, num_blocks, block_size, dtype or self.dtype, self.device)
+    def allocate_kv(self, num_blocks: int, block_size: int) -> KvCache:
+        """A cache of num_blocks usable blocks, ids 1..num_blocks, in the model's dtype."""
+        return KvCache.allocate(self.spec, num_blocks, block_size, self.dtype, self.device)
 
     @torch.inference_mode()
     def copy_blocks(self, kv: KvCache, source: list[int], target: list[int]) -> None:
@@ -90,11 +90,20 @@ class Decoder:
         spec, ops = self.spec, self._ops
         heads = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, spec.head_dim)
         q, k, v = heads.split_with_sizes((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = ops.rms_norm(q, layer.q_norm, spec.rms_norm_eps)
-            k = ops.rms_norm(k, layer.k_norm, spec.rms_norm_eps)
-        q, k = ops.rope(q, k, self._cos, self._sin, batch.positions)
         keys, values = kv.keys[index], kv.values[index]
-        ops.write_kv(k, v, keys, values, batch.slot_mapping)
+        q = ops.norm_rope_write_kv(
+            q,
+            k,
+            v,
+            layer.q_norm,
+            layer.k_norm,
+            spec.rms_norm_eps,
+            self._cos,
+            self._sin,
+            batch.positions,
+            keys,
+            values,
+            batch.slot_mapping,
+        )
         out = ops.paged_attention(q, keys, values, batch, spec.head_dim**-0.5, spec.sliding_window[index])
         return F.linear(out.flatten(1), layer.o, layer.o_bias)

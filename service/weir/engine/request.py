@@ -196,7 +196,6 @@ class Request:
     spec: GenerateRequest
     choices: list[Choice] = field(default_factory=list)
     admitted_at: float | None = None
-    prefilled_at: float | None = None
     first_token_at: float | None = None
     cached_tokens: int = 0
     # Output tokens when it was last preempted: it is not preempted again before it has more.

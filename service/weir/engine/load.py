@@ -1,0 +1,143 @@
+"""Settings to a ready engine: model, KV pool, scheduler. Refuses at start what could never work later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+from weir_kernels.cpu.threads import compute_threads
+
+from weir.config import ConfigError, Settings
+from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
+from weir.engine.core import EngineCore
+from weir.engine.detokenizer import TokenTable
+from weir.engine.records import EngineInfo
+from weir.engine.runner import Runner
+from weir.engine.sampler import Sampler
+from weir.engine.scheduler import Scheduler, SchedulerLimits
+from weir.engine.validation import RequestLimits
+from weir.engine.waiting import Tenants, WaitingQueue
+from weir.models.build import build_decoder
+from weir.models.tokenizer import Tokenizer
+
+_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
+
+
+def load_engine(settings: Settings) -> EngineCore:
+    """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong."""
+    model, engine = settings.model, settings.engine
+    torch.set_num_threads(engine.threads or compute_threads())
+    decoder = build_decoder(
+        model.model, dtype=model.dtype, device=model.device, kernels=model.kernels, load_format=model.load_format
+    )
+    spec, device = decoder.spec, decoder.device
+    block_size = engine.block_size or _BLOCK_SIZE[device.type]
+    max_model_len = _model_length(model.max_model_len, spec.max_position_embeddings)
+    num_blocks = _pool_blocks(settings, decoder.kv_bytes_per_block(block_size), block_size, max_model_len, device)
+    info = EngineInfo(
+        model_name=model.served_model_name or Path(model.model).name,
+        model_path=str(model.model),
+        architecture=spec.architecture,
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        device=str(device),
+        kernels=decoder.kernels,
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        kv_total_tokens=num_blocks * block_size,
+        kv_bytes_per_token=decoder.kv_bytes_per_block(block_size) // block_size,
+        max_batch_tokens=engine.max_batch_tokens,
+        max_running=engine.max_running,
+        default_max_tokens=min(engine.default_max_tokens, max_model_len),
+        eos_token_ids=spec.eos_token_ids,
+    )
+    tenants = Tenants()
+    scheduler = Scheduler(
+        SchedulerLimits(
+            engine.max_running,
+            engine.max_batch_tokens,
+            engine.admission,
+            engine.overcommit,
+            engine.preempt_lower_priority,
+        ),
+        BlockPool(num_blocks, block_size, engine.prefix_cache),
+        BlockHasher(block_size, info.model_name),
+        WaitingQueue(tenants, engine.bypass_limit, engine.bypass_age_s),
+        tenants,
+    )
+    kv = decoder.allocate_kv(num_blocks, block_size)
+    runner = Runner(decoder, kv, Sampler(spec.vocab_size, device), block_size, device)
+    return EngineCore(info, request_limits(settings, info), scheduler, runner, _token_table(settings), tenants)
+
+
+def request_limits(settings: Settings, info: EngineInfo) -> RequestLimits:
+    """What validation needs to know, in the engine and in the process that accepts requests."""
+    engine = settings.engine
+    return RequestLimits(
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        block_size=info.block_size,
+        kv_blocks=info.kv_total_tokens // info.block_size,
+        max_running=engine.max_running,
+        max_choices=engine.max_choices,
+        max_logprobs=engine.max_logprobs,
+        max_stop_strings=engine.max_stop_strings,
+        max_stop_string_chars=engine.max_stop_string_chars,
+        max_logit_bias=engine.max_logit_bias,
+    )
+
+
+def _token_table(settings: Settings) -> TokenTable:
+    folder = Path(settings.model.model)
+    if settings.model.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+        return TokenTable([])  # random weights of a bare config: token ids in, token ids out
+    tokenizer = Tokenizer(folder)
+    return TokenTable(tokenizer.token_bytes, tokenizer.special_ids, tokenizer.strips_leading_space)
+
+
+def _model_length(wanted: int | None, positions: int) -> int:
+    if wanted is not None and wanted > positions:
+        raise ConfigError(f"max-model-len {wanted} is more than the model's own limit of {positions}")
+    return wanted or positions
+
+
+def _pool_blocks(
+    settings: Settings, bytes_per_block: int, block_size: int, max_model_len: int, device: torch.device
+) -> int:
+    engine = settings.engine
+    if engine.kv_memory_bytes is not None:
+        memory, source = engine.kv_memory_bytes, "kv-memory"
+    else:
+        memory, source = int(_free_memory(device) * engine.kv_memory_fraction), "kv-memory-fraction"
+    # More than every running choice at full length could never be used at once.
+    most = engine.max_running * blocks_for(max_model_len, block_size)
+    num_blocks = min(memory // bytes_per_block, most)
+    needed = blocks_for(max_model_len, block_size)
+    if num_blocks < needed:
+        raise ConfigError(
+            f"the KV pool ({source}: {memory / 2**20:.0f} MiB) holds {num_blocks * block_size} tokens, but one request "
+            f"of max-model-len {max_model_len} needs {needed * bytes_per_block / 2**20:.0f} MiB: "
+            "give the pool more memory, or lower max-model-len"
+        )
+    return num_blocks
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return _cgroup_free(int(psutil.virtual_memory().available))
+
+
+def _cgroup_free(available: int) -> int:
+    """Free memory, at most what the cgroup (v2, then v1) leaves."""
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = Path(limit_file).read_text().strip(), int(Path(used_file).read_text())
+        except (OSError, ValueError):
+            continue
+        return available if limit == "max" else min(available, max(0, int(limit) - used))
+    return available

@@ -17,18 +17,16 @@ def draw_from_few(ids: torch.Tensor, weights: torch.Tensor, u: torch.Tensor) -> 
     return ids.gather(1, place).squeeze(1)
 
 
-def chunk_sums(weights: torch.Tensor) -> torch.Tensor:
-    """Cumulative weight at the end of each chunk, [R, N] float64; weights: [R, N, CHUNK] float32."""
-    return weights.sum(-1, dtype=torch.float64).cumsum(-1)
+def draw_from_all(chunks: torch.Tensor, cumulative: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Draw one id per row, [R].
 
-
-def draw_from_all(weights: torch.Tensor, cumulative: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Draw one id per row, [R]. weights: [R, N, CHUNK] float32; cumulative: its `chunk_sums`; u: [R] float64."""
+    chunks: [R, N, CHUNK] float32 weights; cumulative: [R, N] float64, up to each chunk's end; u: [R] float64.
+    """
     target = u[:, None] * cumulative[:, -1:]
     chunk = _first_above(cumulative, target)
     before = torch.where(chunk > 0, cumulative.gather(1, (chunk - 1).clamp(min=0)), 0.0)
-    row = torch.arange(len(weights), device=weights.device)
-    within = weights[row, chunk.squeeze(1)].cumsum(-1, dtype=torch.float64)
+    row = torch.arange(len(chunks), device=chunks.device)
+    within = chunks[row, chunk.squeeze(1)].cumsum(-1, dtype=torch.float64)
     return (chunk * CHUNK + _first_above(within, target - before)).squeeze(1)
 
 

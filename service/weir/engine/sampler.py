@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from weir.engine.inverse_cdf import chunk_sums, draw_from_all, draw_from_few
+from weir.engine.draw import DrawBatch, draw_tokens
 from weir.engine.logit_processors import process_logits
 from weir.engine.logprobs import LogprobRows
 from weir.engine.request import TokenLogprobs
+from weir.engine.row_weights import RowWeights
 from weir.engine.sampling_state import SamplingState
-from weir.engine.truncation import Truncation, keep_leading, truncate
-from weir.engine.vocabulary_order import chunked, finite_maxima, first, leading
+from weir.engine.truncation import Truncation
+from weir.engine.vocabulary_order import CHUNK, chunked, finite_maxima, first
 
-_CANDIDATES = 128  # tokens looked at before a whole row is; a nucleus is rarely larger
-_BLOCK_LOGITS = 2**20  # logits weighed at once: few enough to stay in the CPU's cache between passes
-_PROMPT_ROWS = 64  # prompt rows scored at once: a chunk has hundreds, and each row's log-softmax is as long as the row
+_CANDIDATES = 128  # tokens looked at before a whole row is; what top_p and min_p keep is rarely more
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._candidates = candidates
+        self._weights = RowWeights(-(-vocab_size // CHUNK) * CHUNK, self._device)
 
     def __call__(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
         """Choose a token for each row of `logits` [R, V] float32, which are scratch: processors change them in place.
@@ -58,78 +58,42 @@ class Sampler:
         if not rows:
             return Sampled([], [])
         states = [row.state for row in rows]
+        processed = any(state.processed for state in states)
         chunks = chunked(logits)
         maxima = finite_maxima(chunks)
-        scored = [r for r, state in enumerate(states) if state.params.logprobs is not None]
-        logprobs = LogprobRows(chunks[scored], maxima[scored], [states[r].params.logprobs or 0 for r in scored])
-        if any(state.processed for state in states):
+
+        reported = [r for r, state in enumerate(states) if state.params.logprobs is not None]
+        logprobs = None
+        if reported:
+            own = chunks.flatten(1).clone() if processed else chunks.flatten(1)
+            num_top = [states[r].params.logprobs or 0 for r in reported]
+            logprobs = LogprobRows(own, maxima, reported, num_top, self._weights)
+
+        if processed:
             process_logits(chunks.flatten(1), states)
             maxima = finite_maxima(chunks)
         chosen = first(chunks, maxima)
-        self._draw(chosen, chunks, maxima, rows)
+        sampled = [r for r, state in enumerate(states) if not state.greedy]
+        if sampled:
+            batch = self._draw_batch([rows[r] for r in sampled], sampled)
+            chosen[batch.rows] = draw_tokens(chunks, maxima, batch, self._weights, self._candidates)
+
         token_ids = chosen.tolist()
-        reports = iter(logprobs.of([token_ids[r] for r in scored]))
-        return Sampled(token_ids, [None if state.params.logprobs is None else next(reports) for state in states])
+        reports: list[TokenLogprobs | None] = [None] * len(rows)
+        if logprobs is not None:
+            for r, report in zip(reported, logprobs.of([token_ids[r] for r in reported]), strict=True):
+                reports[r] = report
+        return Sampled(token_ids, reports)
 
     def prompt_logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], top_k: int) -> list[TokenLogprobs]:
         """Report prompt tokens: logits [N, V] float32 (scratch), row i being the model's prediction of token_ids[i]."""
-        reports: list[TokenLogprobs] = []
-        for start in range(0, len(token_ids), _PROMPT_ROWS):
-            tokens = token_ids[start : start + _PROMPT_ROWS]
-            chunks = chunked(logits[start : start + _PROMPT_ROWS])
-            reports += LogprobRows(chunks, finite_maxima(chunks), [top_k] * len(tokens)).of(tokens)
-        return reports
+        chunks = chunked(logits)
+        rows, num_top = range(len(token_ids)), [top_k] * len(token_ids)
+        return LogprobRows(chunks.flatten(1), finite_maxima(chunks), rows, num_top, self._weights).of(token_ids)
 
-    def _draw(
-        self, chosen: torch.Tensor, chunks: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SampleRow]
-    ) -> None:
-        """Replace the greedy tokens `chosen` [R] of the rows that are sampled."""
-        few: list[int] = []
-        many: list[int] = []
-        for r, row in enumerate(rows):
-            if not row.state.greedy:
-                (few if 0 < row.state.params.top_k <= self._candidates else many).append(r)
-        block_rows = max(1, _BLOCK_LOGITS // self._vocab_size)
-        blocks = [(few, _draw_few)] if few else []
-        blocks += [(many[i : i + block_rows], self._draw_many) for i in range(0, len(many), block_rows)]
-        for block, draw in blocks:
-            drawn = [rows[r] for r in block]
-            filters = Truncation.of([row.state.params for row in drawn], self._device)
-            u = [row.state.random(row.position) for row in drawn]
-            chosen[block] = draw(
-                chunks[block],
-                maxima[block],
-                filters,
-                torch.tensor(u, dtype=torch.float64, device=self._device),
-            )
-
-    def _draw_many(
-        self, chunks: torch.Tensor, maxima: torch.Tensor, filters: Truncation, u: torch.Tensor
-    ) -> torch.Tensor:
-        """Rows that may keep many tokens: weigh all, then look for the last kept one among the candidates."""
-        logits = chunks.flatten(1)
-        weights = logits - maxima.amax(-1, keepdim=True)
-        weights.div_(filters.temperature[:, None]).exp_()
-        cumulative = chunk_sums(weights.view_as(chunks))
-        token_ids = draw_from_all(weights.view_as(chunks), cumulative, u)
-        rows = filters.any().nonzero().squeeze(1)
-        if not len(rows):
-            return token_ids
-        candidates, ids = leading(chunks[rows], maxima[rows], self._candidates)
-        kept, num_kept = keep_leading(candidates, filters[rows], cumulative[rows, -1])
-        token_ids[rows] = draw_from_few(ids, kept, u[rows])
-        # The end is not among the candidates, or not known without the weight of the first top_k.
-        rows = rows[(num_kept == candidates.shape[1]) | filters.top_k[rows].isfinite()]
-        if len(rows):
-            left = weights[rows]
-            truncate(logits[rows], left, filters[rows])
-            left = left.view(len(rows), *chunks.shape[1:])
-            token_ids[rows] = draw_from_all(left, chunk_sums(left), u[rows])
-        return token_ids
-
-
-def _draw_few(chunks: torch.Tensor, maxima: torch.Tensor, filters: Truncation, u: torch.Tensor) -> torch.Tensor:
-    """Rows with a small top_k: nothing else of the row matters."""
-    candidates, ids = leading(chunks, maxima, int(filters.top_k.max()))
-    kept, _ = keep_leading(candidates, filters, None)
-    return draw_from_few(ids, kept, u)
+    def _draw_batch(self, rows: Sequence[SampleRow], index: Sequence[int]) -> DrawBatch:
+        return DrawBatch(
+            torch.tensor(index, dtype=torch.int64, device=self._device),
+            Truncation.of([row.state.params for row in rows], self._device),
+            torch.tensor([row.state.random(row.position) for row in rows], dtype=torch.float64, device=self._device),
+        )

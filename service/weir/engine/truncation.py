@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from weir.engine.inverse_cdf import chunk_sums
 from weir.engine.request import SamplingParams
-from weir.engine.vocabulary_order import CHUNK, order_key
+from weir.engine.row_weights import RowWeights
 
-_BUCKETS = 4096
-_SPAN = 32.0  # nats below the maximum that the buckets resolve; what lies deeper weighs less than 1e-13 of the first
+# Logits (top_k) or nats (top_p) below the maximum within which the end of a long prefix is found fast.
+_SPAN = 32.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,77 +41,36 @@ class Truncation:
             torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
         )
 
-    def any(self) -> torch.Tensor:
-        """[R] bool: whether any filter of the row is on."""
-        return self.top_k.isfinite() | self.top_p.isfinite() | (self.min_p > 0)
-
-    def __getitem__(self, rows: torch.Tensor | slice) -> Truncation:
+    def __getitem__(self, rows: torch.Tensor) -> Truncation:
         return Truncation(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def keep_leading(
-    logits: torch.Tensor, filters: Truncation, total: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of the first C tokens of each row with the truncated ones zeroed, and how many are kept.
+def keep_leading(logits: torch.Tensor, filters: Truncation, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of the first C tokens of each row with the truncated ones zeroed, and whether they are all there is.
 
     A weight is exp((logit - maximum) / temperature): the first is 1. logits: [R, C] in vocabulary order.
-    total: [R] float64, the weight of what top_k left; None: top_k is at most C in every row, so it is known here.
-    Returns [R, C] float64 and [R] int64. Where all C are kept, more of the row may be.
+    total: [R] float64, the weight of the whole row; used where top_p is on and top_k is off.
+    Returns [R, C] float64 and [R] bool. Where False, more of the row may be kept, and the weights are of no use.
     """
     distance = logits.double() - logits[:, :1].double()
     weights = (distance / filters.temperature[:, None].double()).exp()
-    within_k = torch.arange(logits.shape[1], device=logits.device) < filters.top_k[:, None]
+    count = logits.shape[1]
+    within_k = torch.arange(count, device=logits.device) < filters.top_k[:, None]
     weights *= within_k
     cumulative = weights.cumsum(-1)
     before = F.pad(cumulative[:, :-1], (1, 0))
-    limit = filters.top_p * (cumulative[:, -1] if total is None else total)
+    limit = filters.top_p * torch.where(filters.top_k.isinf(), total, cumulative[:, -1])
     kept = within_k & (before < limit[:, None]) & (weights >= filters.min_p[:, None])
     kept[:, 0] = True
-    return weights * kept, kept.sum(-1)
+    ends_here = ~kept[:, -1] & filters.top_k.isinf()
+    return weights * kept, ends_here | (filters.top_k <= count)
 
 
-def truncate(logits: torch.Tensor, weights: torch.Tensor, filters: Truncation) -> None:
-    """Zero the truncated `weights` in place, however many tokens are kept. logits, weights: [R, V] float32.
-
-    What bounds a prefix is a count of tokens for top_k and a weight for top_p.
-    """
-    rows = filters.top_k.isfinite().nonzero().squeeze(1)
-    if len(rows):
-        span = torch.full_like(filters.temperature[rows], _SPAN)
-        kept = _prefix(logits[rows], torch.ones_like(weights[rows]), filters.top_k[rows].double(), span)
-        weights[rows] *= kept
-    rows = filters.top_p.isfinite().nonzero().squeeze(1)
-    if len(rows):
-        left = weights[rows]
-        total = chunk_sums(left.view(len(rows), -1, CHUNK))[:, -1]
-        kept = _prefix(logits[rows], left, filters.top_p[rows] * total, _SPAN * filters.temperature[rows])
-        weights[rows] = left * kept
-    weights *= weights >= filters.min_p[:, None]
-
-
-def _prefix(logits: torch.Tensor, measure: torch.Tensor, limit: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
-    """[R, V] bool: the tokens whose predecessors in the vocabulary order have a total measure below `limit` [R].
-
-    Sorting a row costs far more than this: tokens are dropped into buckets of equal width over `span` [R] below the
-    maximum, whole buckets are decided by their totals, and only the one bucket that holds the end is sorted.
-    """
-    distance = (logits.amax(-1, keepdim=True) - logits) * (_BUCKETS / span)[:, None]
-    bucket = distance.clamp_(max=_BUCKETS - 1).int().long()
-    totals = torch.zeros(len(logits), _BUCKETS, dtype=torch.float64, device=logits.device)
-    totals.scatter_add_(1, bucket, measure.double())
-    before = F.pad(totals.cumsum(-1)[:, :-1], (1, 0))
-    last = ((before < limit[:, None]).sum(-1, keepdim=True) - 1).clamp(min=0)
-    kept = bucket < last
-
-    row, token = (bucket == last).nonzero(as_tuple=True)
-    order = order_key(logits[row, token], token).argsort(descending=True)
-    order = order[row[order].argsort(stable=True)]
-    row, token = row[order], token[order]
-    # Back to one padded line for each row: a running sum over several rows would round differently in another batch.
-    lengths = torch.bincount(row, minlength=len(logits))
-    place = torch.arange(len(row), device=row.device) - (lengths.cumsum(0) - lengths)[row]
-    line = torch.zeros(len(logits), int(lengths.max()) + 1, dtype=torch.float64, device=logits.device)
-    line[row, place + 1] = measure[row, token].double()
-    predecessors = before.gather(1, last) + line.cumsum(-1)
-    kept[row, token] = predecessors[row, place] < limit[row]
-    return kept
+def keep_long(rows: RowWeights, filters: Truncation) -> None:
+    """Zero the truncated weights of the loaded rows, however many are kept; `filters` are those of the same rows."""
+    if bool(filters.top_k.isfinite().any()):
+        rows.keep_first(filters.top_k, torch.full_like(filters.temperature, _SPAN))
+    if bool(filters.top_p.isfinite().any()):
+        rows.keep_weight(filters.top_p * rows.cumulative()[:, -1], _SPAN * filters.temperature)
+    if bool((filters.min_p > 0).any()):
+        rows.keep_above(filters.min_p)

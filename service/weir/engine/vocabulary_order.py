@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 CHUNK = 64
+_BLOCK_LOGITS = 2**17
 
 
 def chunked(logits: torch.Tensor) -> torch.Tensor:
@@ -45,19 +46,29 @@ def first(chunks: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
     return chunk * CHUNK + chunks[rows, chunk].argmax(-1)
 
 
-def leading(chunks: torch.Tensor, maxima: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `count` logits and ids of each row in order, [R, count] each (fewer if the row is shorter).
+def leading(
+    chunks: torch.Tensor, maxima: torch.Tensor, rows: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first `count` logits and ids of each of `rows` [r] in order: [r, count] each (fewer if a row is shorter).
 
     They are all in the first `count` chunks, ordered by (maximum, lower chunk first): the best token of each of
     those chunks precedes every token of a later chunk.
     """
-    rows, num_chunks, _ = chunks.shape
+    num_chunks = chunks.shape[1]
+    size = max(1, _BLOCK_LOGITS // (min(count, num_chunks) * CHUNK))
+    parts = [_leading(chunks, maxima, rows[i : i + size], count) for i in range(0, len(rows), size)]
+    return torch.cat([logits for logits, _ in parts]), torch.cat([ids for _, ids in parts])
+
+
+def _leading(
+    chunks: torch.Tensor, maxima: torch.Tensor, rows: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_chunks = chunks.shape[1]
     index = torch.arange(num_chunks, device=chunks.device)
-    chosen = order_key(maxima, index).topk(min(count, num_chunks)).indices
-    row = torch.arange(rows, device=chunks.device)[:, None]
-    logits = chunks.view(rows * num_chunks, CHUNK).index_select(0, (row * num_chunks + chosen).view(-1)).view(rows, -1)
-    offset = torch.arange(CHUNK, device=chunks.device)
-    ids = (chosen[:, :, None] * CHUNK + offset).view(rows, -1)
+    chosen = order_key(maxima[rows], index).topk(min(count, num_chunks)).indices
+    flat = (rows[:, None] * num_chunks + chosen).view(-1)
+    logits = chunks.view(-1, CHUNK).index_select(0, flat).view(len(rows), -1)
+    ids = (chosen[:, :, None] * CHUNK + torch.arange(CHUNK, device=chunks.device)).view(len(rows), -1)
     best = order_key(logits, ids).topk(min(count, logits.shape[1])).indices
     return logits.gather(1, best), ids.gather(1, best)
 

@@ -1,0 +1,217 @@
+"""Names, ports, selectors, sockets and files agree across the objects of each render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from weir import config
+
+from tests.chart.rendering import CI_NAMES, Rendered, Tree, render
+
+every_render = pytest.mark.parametrize("ci", CI_NAMES)
+
+
+def pod_labels(rendered: Rendered) -> dict[str, str]:
+    labels: dict[str, str] = rendered.workload()["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return bool(selector) and selector.items() <= labels.items()
+
+
+def container_ports(rendered: Rendered) -> dict[str, int]:
+    containers = rendered.pod()["containers"] + rendered.pod().get("initContainers", [])
+    return {p["name"]: p["containerPort"] for c in containers for p in c.get("ports", [])}
+
+
+def mounts(container: Tree) -> dict[str, Tree]:
+    return {m["mountPath"]: m for m in container.get("volumeMounts", [])}
+
+
+def load_settings(rendered: Rendered, tmp_path: Path) -> config.Settings:
+    file = tmp_path / "weir.yaml"
+    file.write_text(yaml.safe_dump(rendered.settings()))
+    return config.load(env={}, file=file)
+
+
+@every_render
+def test_every_selector_selects_the_serving_pods_and_no_other_pod(ci: str) -> None:
+    rendered = render(ci)
+    selectors: list[Any] = [s["spec"]["selector"] for s in rendered.all("Service")]
+    selectors += [rendered.workload()["spec"]["selector"]["matchLabels"]]
+    selectors += [p["spec"]["selector"]["matchLabels"] for p in rendered.all("PodDisruptionBudget")]
+    selectors += [p["spec"]["podSelector"]["matchLabels"] for p in rendered.all("NetworkPolicy")]
+    selectors += [p["spec"]["selector"]["matchLabels"] for p in rendered.all("PodMonitor")]
+    selectors += [p["spec"]["selector"]["matchLabels"] for p in rendered.all("InferencePool")]
+    selectors += [t["labelSelector"]["matchLabels"] for t in rendered.pod()["topologySpreadConstraints"]]
+    for selector in selectors:
+        assert selects(selector, pod_labels(rendered))
+        for other in rendered.all("Pod"):
+            assert not selects(selector, other["metadata"]["labels"])
+
+
+@every_render
+def test_every_service_port_leads_to_a_named_container_port(ci: str) -> None:
+    rendered = render(ci)
+    for service in rendered.all("Service"):
+        for port in service["spec"]["ports"]:
+            assert port["targetPort"] in container_ports(rendered)
+            assert port["name"] == port["targetPort"]
+
+
+@every_render
+def test_the_settings_file_is_one_that_the_server_accepts_with_the_ports_of_the_container(
+    ci: str, tmp_path: Path
+) -> None:
+    rendered = render(ci)
+    server = load_settings(rendered, tmp_path).server
+    ports = container_ports(rendered)
+    assert (server.port, server.metrics_port) == (ports["grpc"], ports["metrics"])
+    environment = {e["name"]: e.get("value") for e in rendered.container()["env"]}
+    assert environment["WEIR_CONFIG"] == mount_of(rendered.container(), "settings") + "/weir.yaml"
+
+
+def mount_of(container: Tree, volume: str) -> str:
+    (path,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == volume]
+    assert isinstance(path, str)
+    return path
+
+
+@every_render
+def test_the_files_in_the_settings_are_mounted(ci: str, tmp_path: Path) -> None:
+    rendered = render(ci)
+    settings, mounted = load_settings(rendered, tmp_path), mounts(rendered.container())
+    server = settings.server
+    for file in (server.tls_cert_file, server.tls_key_file, server.tls_client_ca_file, server.auth_tokens_file):
+        assert file is None or str(Path(file).parent) in mounted
+    if ci == "image-model":
+        assert settings.model.model == "/opt/models/small"
+    else:
+        model = mounted["/models"]
+        assert settings.model.model.startswith("/models")
+        assert model["readOnly"] is True
+
+
+@every_render
+def test_every_mounted_volume_exists_and_every_volume_is_mounted(ci: str) -> None:
+    pod = render(ci).pod()
+    volumes = [v["name"] for v in pod["volumes"]]
+    templates = [t["metadata"]["name"] for t in render(ci).workload()["spec"].get("volumeClaimTemplates", [])]
+    assert len(volumes) == len(set(volumes))
+    used = {m["name"] for c in pod["containers"] + pod.get("initContainers", []) for m in c.get("volumeMounts", [])}
+    assert used == {*volumes, *templates}
+
+
+@every_render
+def test_probes_ask_the_plaintext_port_for_services_that_the_server_has(ci: str, tmp_path: Path) -> None:
+    rendered = render(ci)
+    engine, server = rendered.container(), load_settings(rendered, tmp_path).server
+    port = server.health_port if server.tls_cert_file is not None else server.port
+    assert engine["startupProbe"]["grpc"] == {"port": port, "service": "readiness"}
+    assert engine["livenessProbe"]["grpc"] == {"port": port, "service": "liveness"}
+    assert engine["readinessProbe"]["grpc"] == {"port": port, "service": "readiness"}
+    assert port in container_ports(rendered).values()
+
+
+@every_render
+def test_the_sidecar_and_the_engine_share_the_admin_socket(ci: str, tmp_path: Path) -> None:
+    rendered = render(ci)
+    address = load_settings(rendered, tmp_path).server.admin_address
+    folder = str(Path(address.removeprefix("unix:")).parent)
+    assert address.startswith("unix:/")
+    assert mounts(rendered.container())[folder]["name"] == "run"
+    if "sidecar" in container_ports(rendered):
+        sidecar = rendered.container("sidecar")
+        assert f"--admin-address={address}" in sidecar["args"]
+        assert mounts(sidecar)[folder]["name"] == "run"
+        assert f"--port={container_ports(rendered)['sidecar']}" in sidecar["args"]
+
+
+@every_render
+def test_only_the_sidecar_holds_a_token_of_the_api_server(ci: str) -> None:
+    rendered = render(ci)
+    pod = rendered.pod()
+    assert pod["automountServiceAccountToken"] is False
+    tokens = [v["name"] for v in pod["volumes"] if "serviceAccountToken" in str(v)]
+    holders = {
+        c["name"]
+        for c in pod["containers"] + pod.get("initContainers", [])
+        for m in c.get("volumeMounts", [])
+        if m["name"] in tokens
+    }
+    assert holders == ({"sidecar"} if "sidecar" in container_ports(rendered) else set())
+    assert bool(rendered.all("Role")) == ("sidecar" in holders)
+
+
+@every_render
+def test_the_role_goes_to_the_account_of_the_pods_and_allows_what_the_sidecar_does(ci: str) -> None:
+    rendered = render(ci)
+    for binding in rendered.all("RoleBinding"):
+        (subject,) = binding["subjects"]
+        assert subject["name"] == rendered.pod()["serviceAccountName"]
+        role = rendered.one("Role", binding["roleRef"]["name"])
+        assert role["rules"][0] == {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "watch", "patch"]}
+        gate = bool(rendered.pod().get("readinessGates"))
+        assert [r["resources"] for r in role["rules"][1:]] == ([["pods/status"]] if gate else [])
+
+
+@every_render
+def test_the_grace_period_covers_pre_stop_drain_and_flush(ci: str, tmp_path: Path) -> None:
+    rendered = render(ci)
+    pre_stop = rendered.container()["lifecycle"]["preStop"]
+    seconds = pre_stop["sleep"]["seconds"] if "sleep" in pre_stop else int(pre_stop["exec"]["command"][1])
+    drain = load_settings(rendered, tmp_path).server.drain_timeout_s
+    assert rendered.pod()["terminationGracePeriodSeconds"] >= seconds + drain + 1
+    if "sidecar" in container_ports(rendered):
+        args = rendered.container("sidecar")["args"]
+        assert f"--pre-stop-delay={seconds}" in args
+        assert f"--drain-timeout={drain:g}" in args
+
+
+@every_render
+def test_scaling_and_routes_name_objects_of_the_release(ci: str) -> None:
+    rendered = render(ci)
+    names = {(o["kind"], o["metadata"]["name"]) for o in rendered.objects}
+    for scaler in rendered.all("HorizontalPodAutoscaler") + rendered.all("ScaledObject"):
+        target = scaler["spec"]["scaleTargetRef"]
+        assert (target["kind"], target["name"]) in names
+        assert "replicas" not in rendered.workload()["spec"]
+    for route in rendered.all("GRPCRoute") + rendered.all("HTTPRoute"):
+        for backend in route["spec"]["rules"][0]["backendRefs"]:
+            kind = backend.get("kind", "Service")
+            assert (kind, backend["name"]) in names
+            if kind == "Service":
+                ports = [p["port"] for p in rendered.one("Service", backend["name"])["spec"]["ports"]]
+                assert backend["port"] in ports
+    for pool in rendered.all("InferencePool"):
+        assert pool["spec"]["targetPorts"] == [{"number": container_ports(rendered)["grpc"]}]
+    for claim in [v["persistentVolumeClaim"] for v in rendered.pod()["volumes"] if "persistentVolumeClaim" in v]:
+        assert claim["claimName"] == "models" or ("PersistentVolumeClaim", claim["claimName"]) in names
+
+
+@every_render
+def test_monitors_scrape_every_metrics_port_of_each_pod_once(ci: str) -> None:
+    rendered = render(ci)
+    wanted = [name for name in container_ports(rendered) if name in ("metrics", "sidecar")]
+    for monitor in rendered.all("ServiceMonitor"):
+        selector = monitor["spec"]["selector"]["matchLabels"]
+        found = [s for s in rendered.all("Service") if selects(selector, s["metadata"]["labels"])]
+        assert len(found) == 1
+        assert {p["name"] for p in found[0]["spec"]["ports"]} >= set(wanted)
+        assert sorted(e["port"] for e in monitor["spec"]["endpoints"]) == sorted(wanted)
+    for monitor in rendered.all("PodMonitor"):
+        assert sorted(e["port"] for e in monitor["spec"]["podMetricsEndpoints"]) == sorted(wanted)
+    for monitor in rendered.all("ServiceMonitor") + rendered.all("PodMonitor"):
+        assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["llm"]}
+
+
+@every_render
+def test_the_network_policy_lets_in_every_port_and_nothing_else(ci: str) -> None:
+    rendered = render(ci)
+    for policy in rendered.all("NetworkPolicy"):
+        open_ports = {p["port"] for rule in policy["spec"]["ingress"] for p in rule["ports"]}
+        assert open_ports == set(container_ports(rendered))

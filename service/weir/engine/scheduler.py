@@ -224,6 +224,8 @@ class Scheduler:
 
     def _tenant_allows(self, request: Request) -> bool:
         tenant = self._tenants.get(request.spec.tenant)
+        if tenant.kv_share >= 1.0:
+            return True
         allowed = int(tenant.kv_share * self.pool.num_blocks)
         return self._tenant_blocks.get(tenant.name, 0) + self.blocks_needed(request.spec) <= allowed
 

@@ -88,7 +88,7 @@ class Simulation:
     preemptions: int = 0
     outputs: dict[str, list[int]] = field(default_factory=dict)
     live: dict[str, Request] = field(default_factory=dict)
-    written: dict[int, list[tuple[object, ...]]] = field(default_factory=dict)
+    written: dict[int, list[int]] = field(default_factory=dict)
     _in_flight: list[StepPlan] = field(default_factory=list)
 
     def submit(self, request: GenerateRequest) -> None:
@@ -133,11 +133,10 @@ class Simulation:
             request_id = choice.request.request_id
             if not chunk.samples or choice.finish is not None or choice.request.closed:
                 continue
-            end = self.ends.get(request_id, 10**9)
-            output = len(choice.tokens) - len(choice.request.spec.prompt_token_ids) + 1
-            token = EOS if output >= end else 100 + choice.index * 7 + len(choice.tokens) * 3
+            token = self._token(choice, len(choice.tokens))
             self.scheduler.append(choice, token)
             reason = FinishReason.STOP if token == EOS else FinishReason.LENGTH
+            output = len(choice.tokens) - len(choice.request.spec.prompt_token_ids)
             if token == EOS or output >= choice.request.spec.params.max_tokens:
                 self.outputs[f"{request_id}/{choice.index}"] = list(choice.tokens)
                 if self.scheduler.finish(choice, ChoiceFinish(reason)):
@@ -169,8 +168,7 @@ class Simulation:
             choice = chunk.choice
             for position in range(chunk.start, chunk.start + chunk.length):
                 block = choice.blocks[position // size]
-                slot = self.written.setdefault(block, [()] * size)
-                # A token in flight is known by its place only.
+                slot = self.written.setdefault(block, [0] * size)
                 slot[position % size] = self._content(choice, position)
         for chunk in plan.chunks:
             choice = chunk.choice
@@ -178,12 +176,19 @@ class Simulation:
                 held = self.written[choice.blocks[position // size]][position % size]
                 assert held == self._content(choice, position), "attends to another sequence's KV"
 
-    def _content(self, choice: Choice, position: int) -> tuple[object, ...]:
+    def _token(self, choice: Choice, position: int) -> int:
+        """What is, or will be, at this position: it depends on the request, the choice and the position only."""
         prompt = choice.request.spec.prompt_token_ids
-        salt = choice.request.spec.cache_salt
         if position < len(prompt):
-            return (salt, prompt[: position + 1])
-        return (salt, prompt, choice.index, position)
+            return prompt[position]
+        if position - len(prompt) + 1 >= self.ends.get(choice.request.request_id, 10**9):
+            return EOS
+        return 100 + choice.index * 7 + position * 3
+
+    def _content(self, choice: Choice, position: int) -> int:
+        """Stands for the KV of a position: a function of the salt and of every token up to it."""
+        tokens = tuple(self._token(choice, p) for p in range(position + 1))
+        return hash((choice.request.spec.cache_salt, tokens))
 
     def check(self) -> None:
         pool, scheduler = self.scheduler.pool, self.scheduler

@@ -7,6 +7,7 @@ A field's public name is its name without the unit suffix: `drain_timeout_s` is 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,16 @@ def parse_duration(value: object) -> object:
     return float(match[1]) * {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 
 
+def parse_json(value: object) -> object:
+    """Read a structured setting that came as text, from a flag or the environment. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+
+
 Bytes = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
 
@@ -76,6 +87,14 @@ class ModelSettings(_Section):
     kernels: Literal["auto", "triton", "cpu", "reference"] = Field("auto", description="kernel backend")
 
 
+class TenantSettings(_Section):
+    """What one tenant may have."""
+
+    weight: float = Field(1.0, gt=0, description="share of the service when tenants compete")
+    kv_share: float = Field(1.0, gt=0, le=1, description="largest share of the KV pool")
+    queue_share: float = Field(1.0, gt=0, le=1, description="largest share of the queue, in requests and in tokens")
+
+
 class EngineSettings(_Section):
     """The KV pool, the batch and the queue."""
 
@@ -95,8 +114,12 @@ class EngineSettings(_Section):
         64, ge=0, description="later requests that may pass a waiting one before the pool drains for it"
     )
     bypass_age_s: Seconds = Field(10.0, description="age from which a waiting request may not be passed at all")
-    max_queue_requests: int = Field(1024, ge=0, description="requests that may wait")
-    max_queue_tokens: int = Field(1_000_000, ge=0, description="prompt + output tokens that may wait")
+    bypass_scan: int = Field(16, gt=0, description="waiting requests that are tried in one step when none fits")
+    max_queue_requests: int = Field(1024, gt=0, description="requests that may wait")
+    max_queue_tokens: int = Field(1_000_000, gt=0, description="prompt + output tokens that may wait")
+    tenants: Annotated[dict[str, TenantSettings], BeforeValidator(parse_json)] = Field(
+        {}, description='shares by x-tenant-id, as in {"gold": {"weight": 3, "kv_share": 0.5}}; others share "default"'
+    )
     default_max_tokens: int = Field(512, gt=0, description="max_tokens of a request that names none")
     max_choices: int = Field(16, gt=0, description="largest n")
     max_logprobs: int = Field(20, ge=0, description="largest number of alternatives for logprobs and prompt_logprobs")

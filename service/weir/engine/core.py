@@ -32,9 +32,9 @@ from weir.engine.runner import PromptScores, Runner, StepTokens
 from weir.engine.sampling_state import SamplingState
 from weir.engine.scheduler import Chunk, Scheduler, StepPlan
 from weir.engine.stop import StopRule, accept_token
+from weir.engine.tenants import Tenants
 from weir.engine.validation import RequestLimits, validate
 from weir.engine.wait_estimate import WaitEstimate
-from weir.engine.waiting import Tenants
 
 
 @dataclass(slots=True)

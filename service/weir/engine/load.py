@@ -16,8 +16,9 @@ from weir.engine.records import EngineInfo
 from weir.engine.runner import Runner
 from weir.engine.sampler import Sampler
 from weir.engine.scheduler import Scheduler, SchedulerLimits
+from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits
-from weir.engine.waiting import Tenants, WaitingQueue
+from weir.engine.waiting import WaitingQueue
 from weir.models.build import build_decoder
 from weir.models.tokenizer import Tokenizer
 
@@ -52,7 +53,7 @@ def load_engine(settings: Settings) -> EngineCore:
         default_max_tokens=min(engine.default_max_tokens, max_model_len),
         eos_token_ids=spec.eos_token_ids,
     )
-    tenants = Tenants()
+    tenants = tenants_of(engine)
     scheduler = Scheduler(
         SchedulerLimits(
             engine.max_running,
@@ -60,6 +61,7 @@ def load_engine(settings: Settings) -> EngineCore:
             engine.admission,
             engine.overcommit,
             engine.preempt_lower_priority,
+            engine.bypass_scan,
         ),
         BlockPool(num_blocks, block_size, engine.prefix_cache),
         BlockHasher(block_size, info.model_name),

@@ -24,8 +24,8 @@ from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
 from weir.engine.queue_gate import QueueGate, Ticket
 from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
 from weir.engine.request import Admitted, Done, Event, Failed, GenerateRequest
+from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits, validate
-from weir.engine.waiting import Tenants
 from weir.models.errors import ModelError
 
 _IDLE_POLL_S = 0.5
@@ -235,7 +235,7 @@ class EngineClient:
         self._process = context.Process(
             target=_engine_main, args=(settings, inbox_read, outbox_write, self._heartbeat), daemon=True
         )
-        self._tenants = Tenants()
+        self._tenants = tenants_of(settings.engine)
         engine = settings.engine
         self._gate = QueueGate(engine.max_queue_requests, engine.max_queue_tokens, self._tenants, lambda: self._budget)
         self._to_send: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from weir.engine.errors import QueueFullError
 from weir.engine.records import BudgetSnapshot
-from weir.engine.waiting import Tenants
+from weir.engine.tenants import Tenants
 
 _SHORTEST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 60.0

@@ -23,7 +23,8 @@ from weir.engine.budget import (
     shareable_blocks,
 )
 from weir.engine.request import Choice, ChoiceFinish, GenerateRequest, Request
-from weir.engine.waiting import Tenants, Waiting, WaitingQueue
+from weir.engine.tenants import Tenants
+from weir.engine.waiting import Waiting, WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)

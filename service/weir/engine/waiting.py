@@ -13,32 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weir.engine.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """A tenant's part: `weight` in the order of service, and the largest share of the KV pool and of the queue."""
-
-    name: str
-    weight: float = 1.0
-    kv_share: float = 1.0
-    queue_share: float = 1.0
-
-
-class Tenants:
-    """The configured tenants; every other name shares the one called "default"."""
-
-    def __init__(self, tenants: tuple[Tenant, ...] = ()) -> None:
-        self._by_name = {tenant.name: tenant for tenant in tenants}
-        self._default = self._by_name.get("default", Tenant("default"))
-
-    def get(self, name: str) -> Tenant:
-        """The tenant of this name, or the shared default."""
-        return self._by_name.get(name, self._default)
-
-    def names(self) -> tuple[str, ...]:
-        """Every tenant that can be told apart: a closed set, fit for metric labels."""
-        return tuple(sorted({*self._by_name, self._default.name}))
+from weir.engine.tenants import Tenants
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
 from weir.engine.request import Choice, ChoiceFinish, FinishReason, GenerateRequest, Request, SamplingParams
 from weir.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
-from weir.engine.waiting import Tenant, Tenants, WaitingQueue
+from weir.engine.tenants import Tenant, Tenants
+from weir.engine.waiting import WaitingQueue
 
 EOS = 1
 

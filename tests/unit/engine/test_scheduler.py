@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from weir.engine.waiting import Tenant
+from weir.engine.tenants import Tenant
 
 from .harness import Simulation, make_scheduler, spec
 

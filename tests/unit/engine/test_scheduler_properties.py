@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from weir.engine.budget import blocks_needed
-from weir.engine.waiting import Tenant
+from weir.engine.tenants import Tenant
 
 from .harness import Simulation, make_scheduler, spec
 

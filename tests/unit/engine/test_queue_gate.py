@@ -1,0 +1,79 @@
+"""The bound on waiting work: counted on arrival, given back on every path."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from weir.engine.errors import QueueFullError
+from weir.engine.queue_gate import QueueGate
+from weir.engine.records import BudgetSnapshot
+from weir.engine.tenants import Tenant, Tenants
+
+BUDGET = BudgetSnapshot(1000, 300, 600, 100, 900, 3, 2, 500, 8.0, 7)
+
+
+def gate(max_requests: int = 3, max_tokens: int = 1000, tenants: tuple[Tenant, ...] = ()) -> QueueGate:
+    return QueueGate(max_requests, max_tokens, Tenants(tenants), lambda: BUDGET)
+
+
+def test_the_bound_on_requests() -> None:
+    full = gate(max_requests=2)
+    full.reserve(1, "")
+    full.reserve(1, "")
+    with pytest.raises(QueueFullError) as refused:
+        full.reserve(7, "")
+    assert (refused.value.needed_tokens, refused.value.queued_requests, refused.value.queued_tokens) == (7, 2, 2)
+    assert refused.value.free_tokens == 400  # free and cached
+
+
+def test_the_bound_on_tokens_and_the_wait_in_proportion() -> None:
+    full = gate(max_tokens=1000)
+    full.reserve(800, "")
+    with pytest.raises(QueueFullError) as refused:
+        full.reserve(201, "")
+    assert refused.value.retry_after_s == pytest.approx(8.0 * 201 / 800)
+    full.reserve(200, "")
+
+
+def test_an_empty_queue_takes_one_request_of_any_size() -> None:
+    assert gate(max_tokens=10).reserve(5000, "").tokens == 5000
+
+
+def test_a_released_ticket_gives_its_room_back_once() -> None:
+    gate_ = gate()
+    ticket = gate_.reserve(100, "")
+    ticket.resize(40)
+    assert gate_.tokens == 40
+    ticket.release()
+    ticket.release()
+    ticket.resize(99)
+    assert (gate_.requests, gate_.tokens) == (0, 0)
+
+
+def test_a_tenant_fills_its_share_and_no_more() -> None:
+    shared = gate(max_requests=4, tenants=(Tenant("half", queue_share=0.5),))
+    shared.reserve(1, "half")
+    shared.reserve(1, "half")
+    with pytest.raises(QueueFullError, match="tenant half"):
+        shared.reserve(1, "half")
+    shared.reserve(1, "anyone")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300), st.sampled_from(["", "half", "x"])), max_size=40))
+def test_the_counts_return_to_zero_whatever_happens(actions: list[tuple[int, int, str]]) -> None:
+    counted = gate(max_requests=5, max_tokens=900, tenants=(Tenant("half", queue_share=0.5),))
+    tickets = []
+    for action, tokens, tenant in actions:
+        if action < 2:
+            try:
+                tickets.append(counted.reserve(tokens, tenant))
+            except QueueFullError:
+                assert counted.requests > 0
+        elif tickets and action == 2:
+            tickets[tokens % len(tickets)].resize(tokens)
+        elif tickets:
+            tickets[tokens % len(tickets)].release()
+    for ticket in tickets:
+        ticket.release()
+    assert (counted.requests, counted.tokens) == (0, 0)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from weir.engine.errors import EngineFailedError, InvalidRequestError, RequestError, UnavailableError, Violation
+from weir.engine.queue_gate import QueueGate, Ticket
 from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
 from weir.engine.request import (
     Admitted,
@@ -20,6 +21,7 @@ from weir.engine.request import (
     TokenLogprobs,
     Usage,
 )
+from weir.engine.waiting import Tenants
 
 INFO = EngineInfo(
     model_name="echo",
@@ -58,18 +60,6 @@ class FakeProgress:
 
     busy: bool = False
     step_age_s: float = 0.0
-
-
-class FakeTicket:
-    """Counts itself in `engine.tickets` until released."""
-
-    def __init__(self, engine: FakeEngine, tokens: int, tenant: str) -> None:
-        self.tokens, self.tenant = tokens, tenant
-        self._engine = engine
-        engine.tickets.add(self)
-
-    def release(self) -> None:
-        self._engine.tickets.discard(self)
 
 
 class FakeStream:
@@ -137,7 +127,7 @@ class FakeEngine:
         self.on_step: list[Callable[[StepRecord], None]] = []
         self.budget = IDLE
         self.heartbeat = FakeProgress()
-        self.tickets: set[FakeTicket] = set()
+        self.gate = QueueGate(100, 10_000, Tenants(), lambda: self.budget)
         self.streams: set[FakeStream] = set()
         self.submitted: list[GenerateRequest] = []
         self.reserve_error: RequestError | None = None
@@ -168,14 +158,14 @@ class FakeEngine:
     async def ready(self) -> EngineInfo:
         return await self._loaded
 
-    def reserve(self, tokens_upper_bound: int, tenant: str) -> FakeTicket:
+    def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
         if not self._loaded.done():
             raise UnavailableError("MODEL_LOADING", 5.0)
         if self.reserve_error is not None:
             raise self.reserve_error
-        return FakeTicket(self, tokens_upper_bound, tenant)
+        return self.gate.reserve(tokens_upper_bound, tenant)
 
-    def submit(self, request: GenerateRequest, ticket: FakeTicket) -> FakeStream:
+    def submit(self, request: GenerateRequest, ticket: Ticket) -> FakeStream:
         if self.submit_error is not None:
             raise self.submit_error
         if not request.prompt_token_ids:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
+from weir.models.errors import PromptError
+
 
 class ByteTokenizer:
     """`gate` holds every encode call until it is set."""
@@ -22,5 +24,5 @@ class ByteTokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if messages[0]["role"] == "assistant":
-            raise ValueError("the first turn must be the user's")
+            raise PromptError("the first turn must be the user's")
         return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")

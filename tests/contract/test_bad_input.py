@@ -25,7 +25,7 @@ async def server_goes_on(client: AsyncClient, engine: FakeEngine):  # type: igno
     """After each refusal, the next request is served and nothing is held."""
     yield
     assert (await client.complete("ok", max_tokens=2)).text == "ok"
-    assert (engine.tickets, engine.streams) == (set(), set())
+    assert (engine.gate.requests, engine.gate.tokens, engine.streams) == (0, 0, set())
 
 
 async def test_empty_prompt(client: AsyncClient) -> None:

@@ -18,7 +18,7 @@ from tests.contract.fake_tokenizer import ByteTokenizer
 
 
 def nothing_held(app: App, engine: FakeEngine) -> bool:
-    return not engine.tickets and not engine.streams and len(app.live) == 0
+    return engine.gate.requests == 0 and engine.gate.tokens == 0 and not engine.streams and len(app.live) == 0
 
 
 async def decoding(client: AsyncClient, engine: FakeEngine, **options: object):  # type: ignore[no-untyped-def]
@@ -146,7 +146,7 @@ async def test_a_client_that_goes_while_its_prompt_is_tokenised_never_reaches_th
 ) -> None:
     tokenizer.gate.clear()
     call = asyncio.create_task(client.complete("abc"))
-    await eventually(lambda: len(engine.tickets) == 1)
+    await eventually(lambda: engine.gate.requests == 1)
     call.cancel()
     await eventually(lambda: nothing_held(app, engine))
     tokenizer.gate.set()
@@ -195,13 +195,12 @@ async def test_the_ticket_is_taken_before_tokenising_with_an_upper_bound_of_what
 ) -> None:
     tokenizer.gate.clear()
     call = asyncio.create_task(client.complete("ééé", max_tokens=10, n=2))
-    await eventually(lambda: len(engine.tickets) == 1)
-    [ticket] = engine.tickets
+    await eventually(lambda: engine.gate.requests == 1)
     # 6 bytes and 2 tokens the tokenizer may add; two choices of 10.
-    assert ticket.tokens == 6 + 2 + 2 * 10
+    assert engine.gate.tokens == 6 + 2 + 2 * 10
     tokenizer.gate.set()
     await call
-    assert not engine.tickets
+    assert engine.gate.requests == 0
 
 
 async def test_counters_return_to_zero_after_a_storm_of_rejects_cancels_and_deadlines(

@@ -117,7 +117,7 @@ class TestRefusals:
         assert refused.code is grpc.StatusCode.INTERNAL
         assert refused.message == "internal error; the server's log has the details"
         assert refused.trailers["grpc-retry-pushback-ms"] == "-1"
-        assert (engine.tickets, engine.streams) == (set(), set())
+        assert (engine.gate.requests, engine.gate.tokens, engine.streams) == (0, 0, set())
 
 
 @pytest.mark.parametrize("call", [unary, stream])

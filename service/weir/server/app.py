@@ -13,8 +13,9 @@ from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from weir.config import Settings
+from weir.config import ConfigError, Settings
 from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
+from weir.models.errors import ModelError
 from weir.server import budget, inference, load_report
 from weir.server.admin import AdminService, check_address
 from weir.server.budget import BudgetService
@@ -33,6 +34,9 @@ from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
 # For statuses to reach their clients once nothing runs any more.
 FLUSH_S = 0.5
 ENGINE_STOP_S = 5.0
+
+# Failures whose message says everything.
+_EXPECTED = (EngineFailedError, ModelError, ConfigError, OSError, RuntimeError)
 
 _log = logging.getLogger(__name__)
 
@@ -56,13 +60,17 @@ class App:
         self._hurry = asyncio.Event()
         self.lifecycle = Lifecycle()
         self.live = LiveRequests()
-        self._server, self._admin = self._build(observer or NoObserver())
+        self._observer: Observer = observer or NoObserver()
+        self._loading: asyncio.Task[None] | None = None
+        self._server, self._admin = self._build()
         self.port = 0
         self.admin_target = ""
 
     async def start(self) -> None:
-        """Open both ports, and begin to load. Raises RuntimeError when a port is taken."""
+        """Open every port, and begin to load. Raises ConfigError, and OSError or RuntimeError when a port is taken."""
         server = self._settings.server
+        await self._observer.start()
+        self._engine.on_step.append(self._observer.step)
         host = f"[{server.host}]" if ":" in server.host else server.host
         self.port = self._server.add_insecure_port(f"{host}:{server.port}")
         self.admin_target = _bind_admin(self._admin, server.admin_address)
@@ -76,7 +84,10 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.request_stop)
-        await self.start()
+        try:
+            await self.start()
+        except _EXPECTED as error:
+            self._fail(error)
         await self._end.wait()
         await self.shut_down()
         return 0 if self._failure is None else 1
@@ -99,11 +110,13 @@ class App:
             _log.warning("cutting %d requests: %s", len(self.live), left)
         self.live.interrupt_all(left)
         await self.live.wait_empty(FLUSH_S)
-        self._loading.cancel()
+        if self._loading is not None:
+            self._loading.cancel()
         # Open watches would hold `stop` for all of its grace; this ends them.
         self.lifecycle.stop()
         await asyncio.gather(self._server.stop(FLUSH_S), self._admin.stop(FLUSH_S))
         await self._engine.stop(ENGINE_STOP_S)
+        await self._observer.stop()
         if self._prompts is not None:
             self._prompts.close()
         _log.info("stopped")
@@ -117,6 +130,7 @@ class App:
             self._fail(error)
             return
         self._prompts = PromptEncoder(tokenizer, self._settings.server.tokenizer_threads)
+        self._observer.watch(self._engine, info, tokenizer.token_bytes)
         self.lifecycle.loaded()
         _log.info(
             "serving %s (%s on %s, %d KV tokens) after %.1f s",
@@ -129,7 +143,7 @@ class App:
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:
-            _log.error("%s", error, exc_info=None if isinstance(error, EngineFailedError) else error)
+            _log.error("%s", error, exc_info=None if isinstance(error, _EXPECTED) else error)
             self._failure = error
         self._end.set()
         self._hurry.set()
@@ -147,7 +161,7 @@ class App:
         assert self._prompts is not None, "lifecycle admits requests only once loaded"
         return self._prompts
 
-    def _build(self, observer: Observer) -> tuple[grpc.aio.Server, grpc.aio.Server]:
+    def _build(self) -> tuple[grpc.aio.Server, grpc.aio.Server]:
         engine, lifecycle, options = self._engine, self.lifecycle, server_options(self._settings.server)
         load = LoadReporter(engine, lifecycle)
         health = HealthService(engine, lifecycle, self._settings.engine.stall_timeout_s)
@@ -155,7 +169,7 @@ class App:
 
         public = grpc.aio.server(interceptors=[RpcInterceptor(load)], options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            InferenceService(engine, self._encoder, lifecycle, self.live, observer), public
+            InferenceService(engine, self._encoder, lifecycle, self.live, self._observer), public
         )
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(budgets, public)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(health, public)

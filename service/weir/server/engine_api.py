@@ -7,15 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from weir.engine.errors import EngineFailedError
+from weir.engine.queue_gate import Ticket
 from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
 from weir.engine.request import Event, GenerateRequest
-
-
-class Ticket(Protocol):
-    """Room in the queue, taken before a prompt is tokenised so that a burst cannot overshoot the bound."""
-
-    def release(self) -> None:
-        """Give the room back. Idempotent."""
 
 
 class EventStream(Protocol):
@@ -44,6 +38,8 @@ class Engine(Protocol):
     """The engine as seen from the event loop: nothing here blocks."""
 
     on_step: list[Callable[[StepRecord], None]]
+    failed: asyncio.Future[EngineFailedError]
+    """Done when the engine process has died."""
 
     def start(self) -> None:
         """Spawn the engine process."""
@@ -55,15 +51,14 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """What is served; known once ready."""
 
-    @property
-    def failed(self) -> asyncio.Future[EngineFailedError]:
-        """Done when the engine process has died."""
-
     def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
-        """Take room in the queue. Raises QueueFullError or UnavailableError."""
+        """Take room in the queue before a prompt is tokenised, so that a burst cannot overshoot the bound.
+
+        Raises QueueFullError or UnavailableError.
+        """
 
     def submit(self, request: GenerateRequest, ticket: Ticket) -> EventStream:
-        """Queue a request. Raises InvalidRequestError or QueueFullError."""
+        """Queue a request; the ticket stays the caller's to release. Raises InvalidRequestError."""
 
     def snapshot(self) -> BudgetSnapshot:
         """The KV budget and the queue now."""

@@ -54,7 +54,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         """Stream tokens as they are made."""
         async with self._generation("Generate", request, context) as (spec, events):
-            reply = StreamReply(spec.n)
+            reply = StreamReply(spec)
             async for event in events:
                 message = reply.push(event)
                 if message is not None:
@@ -63,7 +63,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Complete(self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext) -> pb.CompleteResponse:
         """Answer once with everything."""
         async with self._generation("Complete", request, context) as (spec, events):
-            reply = UnaryReply(spec.n)
+            reply = UnaryReply(spec)
             async for event in events:
                 reply.push(event)
             return reply.message

@@ -1,11 +1,13 @@
-"""The seam between the server and telemetry: what is told of a request, and when. Calls must not block or raise."""
+"""The seam between the server and telemetry: what is told, and when. Calls must not block, and must not raise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from weir.engine.records import EngineInfo, StepRecord
 from weir.engine.request import Event, GenerateRequest
+from weir.server.engine_api import Engine
 
 
 class RequestObserver(Protocol):
@@ -22,18 +24,43 @@ class RequestObserver(Protocol):
 
 
 class Observer(Protocol):
-    """Makes a RequestObserver for each call."""
+    """Sees a server's life. `weir.telemetry.telemetry.Telemetry` is one."""
+
+    async def start(self) -> int:
+        """The engine process runs; nothing is served yet. The metrics port, 0 for none."""
+
+    def watch(self, engine: Engine, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:
+        """The model is loaded."""
+
+    def step(self, record: StepRecord) -> None:
+        """A scheduling step ended."""
 
     def request_started(self, method: str, metadata: Mapping[str, str]) -> RequestObserver:
         """A call arrived. `method` is `weir.v1.InferenceService/Generate`; metadata keys are lower case."""
+
+    async def stop(self) -> None:
+        """Nothing more will come."""
 
 
 class NoObserver:
     """Observes nothing."""
 
+    async def start(self) -> int:
+        """No port."""
+        return 0
+
+    def watch(self, engine: Engine, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:
+        """Ignored."""
+
+    def step(self, record: StepRecord) -> None:
+        """Ignored."""
+
     def request_started(self, method: str, metadata: Mapping[str, str]) -> RequestObserver:
         """The observer of no request."""
-        return _NO_REQUEST_OBSERVER
+        return _NoRequestObserver()
+
+    async def stop(self) -> None:
+        """Nothing to end."""
 
 
 class _NoRequestObserver:
@@ -45,6 +72,3 @@ class _NoRequestObserver:
 
     def finished(self, code: str, error: BaseException | None) -> None:
         pass
-
-
-_NO_REQUEST_OBSERVER = _NoRequestObserver()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from weir.engine.errors import InvalidRequestError, Violation
+from weir.models.errors import PromptError
 from weir.v1 import inference_pb2 as pb
 
 # Beginning-of-sequence and a word-start marker.
@@ -25,10 +26,24 @@ class Tokenizer(Protocol):
         """Token id -> the bytes it stands for."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text."""
+        """Token ids of plain text. Raises PromptError."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation in the model's template. Raises ValueError when the template refuses it."""
+        """Token ids of a conversation in the model's template. Raises PromptError when that refuses it."""
+
+
+class NoTokenizer:
+    """For a model folder without one, as random weights of a bare config have: prompts are token ids."""
+
+    token_bytes: Sequence[bytes] = ()
+
+    def encode(self, text: str) -> list[int]:
+        """Refuse."""
+        raise PromptError("this model has no tokenizer; send token_ids")
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Refuse."""
+        return self.encode("")
 
 
 class PromptEncoder:
@@ -61,12 +76,15 @@ class PromptEncoder:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text))
+        try:
+            return tuple(self._tokenizer.encode(text))
+        except PromptError as error:
+            raise InvalidRequestError((Violation("prompt.text", str(error)),)) from None
 
     def _encode_chat(self, chat: pb.Chat) -> tuple[int, ...]:
         try:
             return tuple(self._tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in chat.messages]))
-        except ValueError as error:
+        except PromptError as error:
             raise InvalidRequestError((Violation("prompt.chat", str(error)),)) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weir.engine.request import Admitted, ChoiceFinish, Delta, Done, Event, FinishReason, TokenLogprobs
+from weir.engine.request import Admitted, ChoiceFinish, Delta, Done, Event, FinishReason, GenerateRequest, TokenLogprobs
 from weir.v1 import inference_pb2 as pb
 
 _REASONS = {
@@ -20,15 +20,16 @@ class StreamReply:
     costs tens of microseconds on both sides, and a one-token answer needs two of them, not three.
     """
 
-    def __init__(self, n: int) -> None:
-        self._unfinished = n
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request_id = request.request_id
+        self._unfinished = request.n
         self._held = pb.GenerateResponse()
 
     def push(self, event: Event) -> pb.GenerateResponse | None:
         """The message to send for an event, if it calls for one now."""
         match event:
             case Admitted():
-                return pb.GenerateResponse(started=_started(event))
+                return pb.GenerateResponse(started=_started(self._request_id, event))
             case Delta():
                 message = pb.GenerateResponse(
                     deltas=[_delta(event)], prompt_logprobs=_prompt_logprobs(event.prompt_logprobs or ())
@@ -48,15 +49,16 @@ class StreamReply:
 class UnaryReply:
     """The one message of a Complete call, gathered."""
 
-    def __init__(self, n: int) -> None:
-        self._texts: list[list[str]] = [[] for _ in range(n)]
-        self.message = pb.CompleteResponse(choices=[pb.Choice() for _ in range(n)])
+    def __init__(self, request: GenerateRequest) -> None:
+        self._texts: list[list[str]] = [[] for _ in range(request.n)]
+        self.message = pb.CompleteResponse(
+            request_id=request.request_id, choices=[pb.Choice() for _ in range(request.n)]
+        )
 
     def push(self, event: Event) -> None:
         """Add an event."""
         match event:
             case Admitted():
-                self.message.request_id = event.request_id
                 self.message.max_tokens = event.max_tokens
             case Delta():
                 choice = self.message.choices[event.choice]
@@ -73,9 +75,10 @@ class UnaryReply:
                 self.message.timings.CopyFrom(_timings(event))
 
 
-def _started(event: Admitted) -> pb.Started:
+def _started(request_id: str, event: Admitted) -> pb.Started:
+    # The engine may know the request by another id than its caller does.
     return pb.Started(
-        request_id=event.request_id,
+        request_id=request_id,
         prompt_tokens=event.prompt_tokens,
         cached_tokens=event.cached_tokens,
         max_tokens=event.max_tokens,

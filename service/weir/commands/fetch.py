@@ -1,0 +1,27 @@
+"""`weir fetch NAME`: a model folder, downloaded or found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from weir.exit_codes import FAILED, OK
+from weir.models.errors import ModelError
+from weir.models.fetch import fetch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `weir fetch`."""
+    parser.add_argument("name", help="smollm2-135m-instruct, a hub id as ORG/NAME, or a local folder to check")
+    parser.add_argument("--dest", type=Path, default=Path("models"), metavar="DIR", help="(default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fetch, and print the folder."""
+    try:
+        print(fetch(args.name, args.dest))
+    except ModelError as error:
+        print(f"weir fetch: {error}", file=sys.stderr)
+        return FAILED
+    return OK

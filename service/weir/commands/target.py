@@ -1,0 +1,72 @@
+"""What all commands that talk to a server share: the flags that find it, and errors as one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from weir.client import (
+    BudgetExhaustedError,
+    Client,
+    DeadlineError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    RequestCancelledError,
+    UnavailableError,
+    WeirError,
+)
+from weir.exit_codes import FAILED, INTERRUPTED, TRY_LATER, WRONG_USAGE
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+
+
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --target, --tls, --ca, --tenant."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="(default: %(default)s)")
+    group.add_argument("--tls", action="store_true", help="encrypt, and check the server's certificate")
+    group.add_argument("--ca", type=Path, metavar="FILE", help="certificate authority of the server; implies --tls")
+    group.add_argument("--tenant", default="", help="whose share of the queue and the KV budget to use")
+
+
+def connect(args: argparse.Namespace) -> Client:
+    """The client that the flags describe. Raises OSError when the certificate cannot be read."""
+    credentials = None
+    if args.tls or args.ca:
+        credentials = grpc.ssl_channel_credentials(args.ca.read_bytes() if args.ca else None)
+    return Client(args.target, credentials=credentials, tenant=args.tenant)
+
+
+def reporting_errors(command: str, work: Callable[[], int]) -> int:
+    """Run `work`; turn an error into one line on stderr and its exit code."""
+    try:
+        return work()
+    except WeirError as error:
+        print(f"weir {command}: {_explain(error)}", file=sys.stderr)
+        return exit_code(error)
+    except OSError as error:
+        print(f"weir {command}: {error}", file=sys.stderr)
+        return WRONG_USAGE
+
+
+def exit_code(error: WeirError) -> int:
+    """The exit code that tells a script what to do about an error."""
+    match error:
+        case InvalidRequestError() | MessageTooLargeError():
+            return WRONG_USAGE
+        case BudgetExhaustedError() | UnavailableError() | DeadlineError():
+            return TRY_LATER
+        case RequestCancelledError():
+            return INTERRUPTED
+        case _:
+            return FAILED
+
+
+def _explain(error: WeirError) -> str:
+    if isinstance(error, UnavailableError) and error.reason is None:
+        return f"no server answers: {error.message}"
+    return error.message

@@ -1,52 +1,88 @@
-"""`weir top`: a server's KV budget and queue, a line a change."""
+"""`weir top`: a live view of one server in the terminal."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
 
-from weir.client import Budget
 from weir.commands.target import add_target_arguments, connect, reporting_errors
 from weir.exit_codes import OK
+from weir.telemetry.top import Key, TopView, pace, parse_samples
 
-_COLUMNS = (9, 8, 7, 9, 7, 9, 9, 9, 9, 5)
-_TITLES = ("step", "running", "queued", "q tokens", "wait s", "KV used", "cached", "free", "peak", "use")
-_HEADER_EVERY = 20
+DEFAULT_METRICS_PORT = 9090
+CALL_TIMEOUT_S = 5.0
+
+_CLEAR, _HOME, _END_LINE, _END_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `weir top`."""
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="draw one view and end")
     add_target_arguments(parser)
+    parser.add_argument(
+        "--metrics", metavar="URL", help=f"metrics port (default: http://HOST:{DEFAULT_METRICS_PORT}/metrics)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch until interrupted or the server stops."""
+    """Draw until interrupted or the server stops."""
     return reporting_errors("top", lambda: _watch(args))
 
 
 def _watch(args: argparse.Namespace) -> int:
-    with connect(args) as client:
-        for line, budget in enumerate(client.watch_budget(args.interval)):
-            if line % _HEADER_EVERY == 0:
-                print(_line(*_TITLES))
-            print(_row(budget), flush=True)
-    return OK
+    host = args.target.rpartition(":")[0] or args.target
+    metrics_url = args.metrics or f"http://{host}:{DEFAULT_METRICS_PORT}/metrics"
+    screen = _Screen(live=sys.stdout.isatty() and not args.once)
+    view = TopView(args.target)
+    with connect(args) as client, screen:
+        before, before_at = _scrape(metrics_url), time.monotonic()
+        while True:
+            time.sleep(args.interval)
+            after, after_at = _scrape(metrics_url), time.monotonic()
+            now = pace(before, after, after_at - before_at) if before is not None and after is not None else None
+            if now is not None:
+                view.note(now, time.strftime("%H:%M:%S"))
+            screen.show(view.draw(client.budget(timeout_s=CALL_TIMEOUT_S), now, screen.width, color=screen.live))
+            if args.once:
+                return OK
+            before, before_at = after, after_at
 
 
-def _row(budget: Budget) -> str:
-    return _line(
-        budget.step,
-        budget.running_requests,
-        budget.queued_requests,
-        budget.queued_tokens,
-        f"{budget.estimated_wait_s:.1f}",
-        budget.kv_used_tokens,
-        budget.kv_cached_tokens,
-        budget.kv_free_tokens,
-        budget.kv_reserved_peak_tokens,
-        f"{budget.kv_used_tokens / budget.kv_total_tokens:.0%}",
-    )
+def _scrape(url: str) -> Mapping[Key, float] | None:
+    """The samples of the metrics port; None when it does not answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=CALL_TIMEOUT_S) as answer:
+            return parse_samples(answer.read().decode())
+    except (OSError, ValueError):
+        return None
 
 
-def _line(*cells: object) -> str:
-    return " ".join(f"{cell!s:>{width}}" for cell, width in zip(cells, _COLUMNS, strict=True))
+class _Screen:
+    """Redraws in place on a terminal, and writes one view after the other to anything else."""
+
+    def __init__(self, live: bool) -> None:
+        self.live = live
+
+    @property
+    def width(self) -> int:
+        return shutil.get_terminal_size().columns
+
+    def __enter__(self) -> None:
+        if self.live:
+            print(_HIDE_CURSOR + _CLEAR, end="")
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            print(_SHOW_CURSOR, flush=True)
+
+    def show(self, drawn: str) -> None:
+        if self.live:
+            print(_HOME + drawn.replace("\n", _END_LINE + "\n") + _END_LINE + _END_SCREEN, end="", flush=True)
+        else:
+            print(drawn, flush=True)

@@ -6,13 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from weir.exit_codes import FAILED, OK
 from weir.telemetry.timeline import TraceFileError, read_timeline, render_page
-
-HELP = "turn a trace file (serve --trace-file) into an HTML timeline of requests and steps"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE, --output, --first and --last."""
+    """The file, and which steps of it."""
     parser.add_argument("file", type=Path, metavar="FILE", help="OTLP/JSON lines, as --trace-file writes them")
     parser.add_argument("-o", "--output", type=Path, metavar="HTML", help="page to write (default: FILE with .html)")
     parser.add_argument("--first", type=int, metavar="STEP", help="leave out steps before this number")
@@ -20,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print where it is. 1 when the file cannot be read or has no steps."""
+    """Write the page and print where it is."""
     output = args.output or args.file.with_suffix(".html")
     try:
         with args.file.open(encoding="utf-8", errors="replace") as lines:
@@ -28,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
         output.write_text(render_page(timeline, args.file.name), encoding="utf-8")
     except (OSError, TraceFileError) as error:
         print(f"weir trace: {error}", file=sys.stderr)
-        return 1
+        return FAILED
     if timeline.unreadable:
         print(f"weir trace: {timeline.unreadable} unreadable lines were left out", file=sys.stderr)
     print(f"{output}: {len(timeline.rows)} requests in {len(timeline.steps)} steps")
-    return 0
+    return OK

@@ -31,6 +31,7 @@ COMMANDS = {
     "size": Command("weir.commands.size", "say what a model needs and what a memory holds", "server"),
     "bench": Command("weir.commands.bench", "measure throughput and latency", "server"),
     "top": Command("weir.commands.top", "watch a server's KV budget and queue"),
+    "trace": Command("weir.commands.trace", "draw a trace file as a timeline"),
     "sidecar": Command("weir.commands.sidecar", "run beside a server in its pod", "sidecar"),
 }
 

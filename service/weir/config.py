@@ -149,6 +149,7 @@ class ServerSettings(_Section):
     metrics_port: int = Field(9090, ge=0, le=65535, description="Prometheus HTTP port; 0 picks a free one")
     drain_timeout_s: Seconds = Field(30.0, description="how long running requests may go on after SIGTERM")
     max_message_bytes: Bytes = Field(4 * 2**20, description="largest gRPC message, both directions")
+    max_concurrent_streams: int = Field(4096, gt=0, description="calls at once on one connection; further ones wait")
     max_connection_age_s: Seconds | None = Field(
         None,
         gt=0,

@@ -16,8 +16,8 @@ from weir.client.channel import (
     DEFAULT_MAX_MESSAGE_BYTES,
     READY_POLL_S,
     Metadata,
-    call_metadata,
     channel_options,
+    identity,
 )
 from weir.client.errors import DeadlineError, UnavailableError, from_call
 from weir.client.requests import Message, Options
@@ -87,9 +87,9 @@ class AsyncTokenStream(StreamFacts, AsyncIterator[Delta]):
 class AsyncClient:
     """A connection to a server, or to several behind one name; for one event loop.
 
-    Plaintext unless `credentials` are given. `tenant` says whose share of queue and budget the calls use. A call that
-    the server refuses with a pushback is made again after exactly that pause, at most `max_attempts` times in all.
-    Every method raises a WeirError; `timeout_s` covers all attempts.
+    Plaintext unless `credentials` are given. `tenant` says whose share of queue and budget the calls use; `token` goes
+    along as a bearer token. A call that the server refuses with a pushback is made again after exactly that pause, at
+    most `max_attempts` times in all. Every method raises a WeirError; `timeout_s` covers all attempts.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class AsyncClient:
         *,
         credentials: grpc.ChannelCredentials | None = None,
         tenant: str = "",
+        token: str = "",
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
@@ -108,7 +109,7 @@ class AsyncClient:
             if credentials is None
             else grpc.aio.secure_channel(target, credentials, options)
         )
-        self._tenant = tenant
+        self._identity = identity(tenant, token)
         self._max_attempts = max_attempts
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._budget = budget_pb2_grpc.BudgetServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -150,7 +151,7 @@ class AsyncClient:
     ) -> AsyncTokenStream:
         """Generate, and iterate over what is made as it is made."""
         request = requests.build_generate(requests.build_prompt(prompt, token_ids, messages), options)
-        sent = call_metadata(self._tenant, metadata)
+        sent = (*self._identity, *metadata)
         generate = self._inference.Generate
         return AsyncTokenStream(
             lambda timeout_s: generate(request, timeout=timeout_s, metadata=sent),
@@ -186,7 +187,7 @@ class AsyncClient:
         """The budget now and at each change, until the generator is closed or the server stops."""
         call = self._budget.WatchBudget(
             budget_pb2.WatchBudgetRequest(min_interval_s=min_interval_s),
-            metadata=call_metadata(self._tenant, ()),
+            metadata=self._identity,
         )
         try:
             async for message in call:
@@ -216,7 +217,7 @@ class AsyncClient:
 
     async def _call(self, method: Any, request: Any, timeout_s: float | None, metadata: Metadata = ()) -> Any:
         attempts = Attempts(self._max_attempts, timeout_s)
-        sent = call_metadata(self._tenant, metadata)
+        sent = (*self._identity, *metadata)
         while True:
             try:
                 return await method(request, timeout=attempts.timeout_s(), metadata=sent)

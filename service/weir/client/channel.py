@@ -24,6 +24,11 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def call_metadata(tenant: str, extra: Metadata) -> Metadata:
-    """The metadata of a call."""
-    return (("x-tenant-id", tenant), *extra) if tenant else extra
+def identity(tenant: str, token: str) -> Metadata:
+    """The metadata that says who calls."""
+    found = []
+    if tenant:
+        found.append(("x-tenant-id", tenant))
+    if token:
+        found.append(("authorization", f"Bearer {token}"))
+    return tuple(found)

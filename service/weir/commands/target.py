@@ -25,20 +25,32 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --target, --tls, --ca, --tenant."""
+    """Add the flags that say which server, how to reach it, and who calls."""
     group = parser.add_argument_group("server")
     group.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="(default: %(default)s)")
     group.add_argument("--tls", action="store_true", help="encrypt, and check the server's certificate")
-    group.add_argument("--ca", type=Path, metavar="FILE", help="certificate authority of the server; implies --tls")
+    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="authority that signed the server; implies --tls")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate to show to the server; implies --tls")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="key of that certificate")
+    group.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token to send: the file's first line")
     group.add_argument("--tenant", default="", help="whose share of the queue and the KV budget to use")
 
 
 def connect(args: argparse.Namespace) -> Client:
-    """The client that the flags describe. Raises OSError when the certificate cannot be read."""
-    credentials = None
-    if args.tls or args.ca:
-        credentials = grpc.ssl_channel_credentials(args.ca.read_bytes() if args.ca else None)
-    return Client(args.target, credentials=credentials, tenant=args.tenant)
+    """The client that the flags describe. Raises OSError when a file cannot be read."""
+    return Client(args.target, credentials=_credentials(args), tenant=args.tenant, token=_token(args.token_file))
+
+
+def _credentials(args: argparse.Namespace) -> grpc.ChannelCredentials | None:
+    if not (args.tls or args.tls_ca or args.tls_cert):
+        return None
+    ca, key, cert = (path.read_bytes() if path else None for path in (args.tls_ca, args.tls_key, args.tls_cert))
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _token(path: Path | None) -> str:
+    lines = path.read_text().split() if path else []
+    return lines[0] if lines else ""
 
 
 def reporting_errors(command: str, work: Callable[[], int]) -> int:

@@ -29,6 +29,7 @@ from weir.server.observer import NoObserver, Observer
 from weir.server.options import server_options
 from weir.server.prompts import PromptEncoder, Tokenizer
 from weir.server.rpc import RpcInterceptor
+from weir.server.security import bind, token_interceptors
 from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
 
 # For statuses to reach their clients once nothing runs any more.
@@ -62,8 +63,9 @@ class App:
         self.live = LiveRequests()
         self._observer: Observer = observer or NoObserver()
         self._loading: asyncio.Task[None] | None = None
-        self._server, self._admin = self._build()
+        self._server, self._admin, self._probes = self._build()
         self.port = 0
+        self.health_port = 0
         self.admin_target = ""
 
     async def start(self) -> None:
@@ -72,10 +74,11 @@ class App:
         await self._observer.start()
         self._engine.on_step.append(self._observer.step)
         host = f"[{server.host}]" if ":" in server.host else server.host
-        self.port = self._server.add_insecure_port(f"{host}:{server.port}")
+        self.port = bind(self._server, f"{host}:{server.port}", server)
         self.admin_target = _bind_admin(self._admin, server.admin_address)
-        await self._server.start()
-        await self._admin.start()
+        if server.health_port is not None:
+            self.health_port = self._probes.add_insecure_port(f"{host}:{server.health_port}")
+        await asyncio.gather(self._server.start(), self._admin.start(), self._probes.start())
         _log.info("listening on %s:%d, admin on %s", host, self.port, self.admin_target)
         self._loading = asyncio.create_task(self._load())
 
@@ -114,7 +117,7 @@ class App:
             self._loading.cancel()
         # Open watches would hold `stop` for all of its grace; this ends them.
         self.lifecycle.stop()
-        await asyncio.gather(self._server.stop(FLUSH_S), self._admin.stop(FLUSH_S))
+        await asyncio.gather(*(server.stop(FLUSH_S) for server in (self._server, self._admin, self._probes)))
         await self._engine.stop(ENGINE_STOP_S)
         await self._observer.stop()
         if self._prompts is not None:
@@ -161,13 +164,15 @@ class App:
         assert self._prompts is not None, "lifecycle admits requests only once loaded"
         return self._prompts
 
-    def _build(self) -> tuple[grpc.aio.Server, grpc.aio.Server]:
+    def _build(self) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
         engine, lifecycle, options = self._engine, self.lifecycle, server_options(self._settings.server)
         load = LoadReporter(engine, lifecycle)
         health = HealthService(engine, lifecycle, self._settings.engine.stall_timeout_s)
         budgets = BudgetService(engine, lifecycle)
 
-        public = grpc.aio.server(interceptors=[RpcInterceptor(load)], options=options)
+        # Tokens first: what they refuse must not reach the handlers.
+        interceptors = [*token_interceptors(self._settings.server), RpcInterceptor(load)]
+        public = grpc.aio.server(interceptors=interceptors, options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceService(engine, self._encoder, lifecycle, self.live, self._observer), public
         )
@@ -191,7 +196,10 @@ class App:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(engine, lifecycle, self.live), admin)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(budgets, admin)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(health, admin)
-        return public, admin
+
+        probes = grpc.aio.server(interceptors=[RpcInterceptor(load)], options=options)
+        health_pb2_grpc.add_HealthServicer_to_server(health, probes)
+        return public, admin, probes
 
 
 def _bind_admin(server: grpc.aio.Server, address: str) -> str:

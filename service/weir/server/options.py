@@ -15,6 +15,7 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
         # One limit for both directions, so that what a client may send, the server may answer.
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
         # A client that vanished without closing is noticed, and its KV blocks freed, within 15 s.
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),

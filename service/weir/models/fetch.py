@@ -11,7 +11,7 @@ from weir.models import demo_model
 from weir.models.errors import FetchError
 from weir.models.folder import build_folder, check_model_folder, is_model_folder
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "LICENSE*", "README.md"]
 
 
@@ -28,7 +28,7 @@ def fetch(name: str, dest_root: str | Path = "models", progress: Callable[[str],
 
     Raises FetchError when the model cannot be had, ModelFolderError when a local folder or a download is unusable.
     """
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         check_model_folder(Path(name))
         return Path(name)
     if name != demo_model.NAME and not _HUB_ID.fullmatch(name):
@@ -51,7 +51,6 @@ def fetch(name: str, dest_root: str | Path = "models", progress: Callable[[str],
 def _from_hub(repo_id: str, folder: Path, progress: Callable[[str], None]) -> None:
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
         raise FetchError(
             f"downloading from the hub needs the 'fetch' extra: pip install 'weir[fetch]' ({error})"
@@ -59,5 +58,5 @@ def _from_hub(repo_id: str, folder: Path, progress: Callable[[str], None]) -> No
     progress(f"downloading {repo_id} from the hub")
     try:
         snapshot_download(repo_id, local_dir=folder, allow_patterns=_HUB_FILES)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # the client lets the errors of its HTTP library through
         raise FetchError(f"cannot download {repo_id}: {error}") from error

@@ -10,16 +10,20 @@ from weir_kernels.ragged import RaggedBatch
 
 
 class PagedSequences:
-    """Several token sequences over one KV cache, advanced together; collects the logits of every token.
+    """Several token sequences over one KV cache, advanced together; collects the logits of their tokens.
 
     Blocks are handed out in a shuffled order and every slot starts as NaN, the null block's too, so that reading a
     slot that was not written by its own sequence shows.
     """
 
-    def __init__(self, decoder: Decoder, sequences: Sequence[Sequence[int]], block_size: int = 4) -> None:
+    def __init__(
+        self, decoder: Decoder, sequences: Sequence[Sequence[int]], block_size: int = 4, first_wanted: int = 0
+    ) -> None:
+        """first_wanted: position from which logits are asked for."""
         self._decoder = decoder
         self._sequences = sequences
         self._block_size = block_size
+        self._first_wanted = first_wanted
         needed = [-(-len(tokens) // block_size) for tokens in sequences]
         self._kv = decoder.allocate_kv(sum(needed), block_size)
         for layer in (*self._kv.keys, *self._kv.values):
@@ -34,13 +38,14 @@ class PagedSequences:
         order = sorted(counts, key=lambda index: counts[index] != 1)
         ranges = [(i, self.computed[i], self.computed[i] + counts[i]) for i in order]
         batch = self._batch(ranges)
-        rows = self._decoder.forward(batch, self._kv).split([stop - start for _, start, stop in ranges])
+        wanted = [max(0, stop - max(start, self._first_wanted)) for _, start, stop in ranges]
+        rows = self._decoder.forward(batch, self._kv).split(wanted)
         for (index, _, stop), logits in zip(ranges, rows, strict=True):
             self.logits[index].append(logits)
             self.computed[index] = stop
 
     def all_logits(self, index: int) -> torch.Tensor:
-        """[tokens so far, V] of one sequence."""
+        """[wanted tokens so far, V] of one sequence."""
         return torch.cat(self.logits[index])
 
     def _batch(self, ranges: Sequence[tuple[int, int, int]]) -> RaggedBatch:
@@ -56,7 +61,9 @@ class PagedSequences:
             cu_seqlens=torch.cat((torch.zeros(1), lengths.cumsum(0))).to(torch.int32),
             seq_lens=torch.tensor([stop for _, _, stop in ranges], dtype=torch.int32),
             block_tables=tables,
-            logit_rows=torch.arange(len(flat)),
+            logit_rows=torch.tensor(
+                [row for row, (_, position) in enumerate(flat) if position >= self._first_wanted], dtype=torch.int64
+            ),
             num_decodes=int((lengths == 1).sum()),
             max_query_len=int(lengths.max()),
             max_seq_len=max(stop for _, _, stop in ranges),

@@ -77,10 +77,10 @@ def save(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
 
 
 @torch.no_grad()
-def reference_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
-    """[len(tokens), V] float32."""
+def reference_logits(model: PreTrainedModel, tokens: list[int], first_wanted: int = 0) -> torch.Tensor:
+    """[len(tokens) - first_wanted, V] float32."""
     ids = torch.tensor([tokens])
-    return model(ids, attention_mask=torch.ones_like(ids)).logits[0]
+    return model(ids, attention_mask=torch.ones_like(ids), logits_to_keep=len(tokens) - first_wanted).logits[0]
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:

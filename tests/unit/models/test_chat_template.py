@@ -1,0 +1,122 @@
+"""Chat templates rendered as transformers renders them, and refusals that say why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from weir.models.chat_template import ChatTemplate
+from weir.models.errors import PromptError, TokenizerError
+from weir.models.tokenizer import Tokenizer
+
+from tests.unit.models import vocabularies
+
+# One for each thing that templates of well-known models do.
+TEMPLATES = {
+    "bos, trim and loop variables": (
+        "{{ bos_token }}{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] | trim }}"
+        "{% if not loop.last %}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+    "blocks on lines of their own": (
+        "{% for m in messages %}\n    {% if m.role == 'user' %}\nU: {{ m.content }}\n    {% else %}\n"
+        "O: {{ m.content }}\n    {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}\nA:{% endif %}"
+    ),
+    "a system message put aside, namespace and break": (
+        "{% set ns = namespace(system='none') %}{% for m in messages %}{% if m.role == 'system' %}"
+        "{% set ns.system = m.content %}{% break %}{% endif %}{% endfor %}({{ ns.system }})"
+        "{% for m in messages if m.role != 'system' %}{{ m.content }}|{% endfor %}"
+    ),
+    "json without escapes": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
+    "tools and documents absent": (
+        "{% if tools %}T{% endif %}{% if documents is defined and documents %}D{% endif %}{{ messages | length }}"
+    ),
+    "blocks marked for training": (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    ),
+    "the year": "{{ strftime_now('%Y') }}",
+    "an undefined variable is empty": "{{ nothing }}{{ messages[0].nothing }}.",
+}
+MESSAGES = [
+    {"role": "system", "content": 'Be <brief> & "exact".'},
+    {"role": "user", "content": "  Größe? 河流 🙂\n"},
+    {"role": "assistant", "content": "12"},
+    {"role": "user", "content": "{{ bos_token }} {% raw %}"},
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_renders_as_in_transformers(name: str, tmp_path: Path) -> None:
+    reference = vocabularies.save(vocabularies.byte_level(), tmp_path, TEMPLATES[name])
+    template = ChatTemplate.from_folder(tmp_path)
+    assert template is not None
+    for messages in (MESSAGES, MESSAGES[1:2]):
+        expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert template.render(messages) == expected
+
+
+def test_a_template_in_the_tokenizer_config_is_found(tmp_path: Path) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text('{"chat_template": "{{ bos_token }}!", "bos_token": {"content": "<s>"}}')
+    assert _render(tmp_path) == "<s>!"
+    config.write_text(
+        '{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}'
+    )
+    assert _render(tmp_path) == "d"
+    (tmp_path / "chat_template.jinja").write_text("own file")
+    assert _render(tmp_path) == "own file"
+
+
+def _render(folder: Path) -> str:
+    template = ChatTemplate.from_folder(folder)
+    assert template is not None
+    return template.render([{"role": "user", "content": "hello"}])
+
+
+def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
+    assert ChatTemplate.from_folder(tmp_path) is None
+
+
+def test_a_role_that_the_template_refuses_is_the_prompts_fault() -> None:
+    source = "{% if messages[0].role not in ['user'] %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    with pytest.raises(PromptError, match="refuses these messages: roles must alternate"):
+        ChatTemplate(source, {}).render([{"role": "assistant", "content": "hello"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages[7].content }}", "{{ messages[0].content + 1 }}", "{{ 1 / 0 }}", "{{ messages.append(1) }}"],
+)
+def test_a_template_that_fails_on_the_messages_is_a_prompt_error(source: str) -> None:
+    with pytest.raises(PromptError, match="refuses these messages"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize("source", ["{{ ''.__class__.__mro__ }}", "{{ messages[0].__init__.__globals__ }}"])
+def test_a_template_cannot_reach_the_interpreter(source: str) -> None:
+    with pytest.raises(PromptError, match="unsafe"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "hello"}])
+
+
+def test_a_template_with_a_syntax_error_is_the_models_fault() -> None:
+    with pytest.raises(TokenizerError, match=r"invalid at line 2: .*endfor"):
+        ChatTemplate("{% for m in messages %}\n{% endfo %}", {})
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "conversation is empty"),
+        ([{"role": "user"}], "message 0 needs a text as its content"),
+        ([{"role": "user", "content": "a"}, {"content": "b"}], "message 1 needs a text as its role"),
+    ],
+)
+def test_incomplete_messages_are_refused(messages: list[dict[str, str]], reason: str) -> None:
+    with pytest.raises(PromptError, match=reason):
+        ChatTemplate("", {}).render(messages)
+
+
+def test_text_of_a_user_cannot_be_a_template(tmp_path: Path) -> None:
+    vocabularies.save(vocabularies.byte_level(), tmp_path, "{{ messages[0].content }}")
+    tokenizer = Tokenizer(tmp_path)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "{{ 1 + 1 }}"}])
+    assert b"".join(tokenizer.token_bytes[i] for i in ids) == b"{{ 1 + 1 }}"

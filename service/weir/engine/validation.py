@@ -30,11 +30,11 @@ class RequestLimits:
 def validate(request: GenerateRequest, limits: RequestLimits, kv_share: float = 1.0) -> None:
     """Raise InvalidRequestError naming every field that makes `request` impossible; `kv_share` is the tenant's."""
     violations = (
-            *_prompt(request, limits),
-            *_sizes(request, limits, int(kv_share * limits.kv_blocks)),
-            *_numbers(request.params),
-            *_lists(request.params, limits),
-        )
+        *_prompt(request, limits),
+        *_sizes(request, limits, int(kv_share * limits.kv_blocks)),
+        *_numbers(request.params),
+        *_lists(request.params, limits),
+    )
     if violations:
         raise InvalidRequestError(violations)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from weir.engine.request import Admitted, Delta, Done, Event, Failed, GenerateRequest, Preempted
 from weir.telemetry.outcome import Outcome
@@ -54,6 +55,7 @@ class RequestTelemetry:
     def _admit(self, event: Admitted) -> None:
         if self._admitted is not None:
             return
+        self._follow(event.request_id)
         # The event leaves the engine with the step that follows admission: its own `queue_s` is the exact time.
         submitted_ns = self._trace.submitted_ns or self._trace.started_ns
         self._trace.admitted_ns = min(submitted_ns + int(event.queue_s * 1e9), self._tracing.clock.now_ns())
@@ -67,6 +69,13 @@ class RequestTelemetry:
         metrics.prefix_hit_tokens.add(event.cached_tokens)
         metrics.prompt_length.observe(event.prompt_tokens)
         metrics.queue.observe(queue_s, trace_id=self._trace_id)
+
+    def _follow(self, engine_id: str) -> None:
+        """Steps name a request as the engine does, which differs when an id is used again before it is free."""
+        request = self._trace.request
+        if request is not None and request.request_id != engine_id:
+            self._trace.request = replace(request, request_id=engine_id)
+            self._tracing.request_submitted(self._trace)
 
     def _delta(self, event: Delta) -> None:
         now, count = time.monotonic(), len(event.token_ids)

@@ -175,6 +175,17 @@ def test_the_choices_of_one_request_share_one_link() -> None:
     assert attributes(link.attributes) == {"weir.step.decode_tokens": 3}
 
 
+def test_steps_link_to_a_request_under_the_id_that_the_engine_gave_it() -> None:
+    with traced() as (telemetry, received):
+        observer = start(telemetry)
+        observer.submitted(request("r1"))
+        observer.event(admitted("r1.2"))
+        telemetry.step(step(decodes=(decode("r1.2"),)))
+        observer.finished("OK", None)
+    [link] = received.named("engine.step")[0].links
+    assert link.span_id == server_span(received).span_id
+
+
 def test_a_step_that_was_running_when_its_request_was_cancelled_still_links_to_it() -> None:
     with traced() as (telemetry, received):
         observer = start(telemetry)

@@ -47,7 +47,7 @@ async def loading(engine: FakeEngine, tokenizer: ByteTokenizer) -> AsyncIterator
 async def app(loading: App, engine: FakeEngine) -> App:
     """A server that is ready."""
     engine.load()
-    await loading.lifecycle.changed(timeout_s=5)
+    await loading.lifecycle.changed(0, timeout_s=5)
     return loading
 
 

@@ -46,7 +46,7 @@ async def test_nothing_serves_while_the_model_loads_and_all_does_after(
 ) -> None:
     assert await probe.statuses() == ([NOT_SERVING] * 2, [NOT_SERVING] * 2)
     engine.load()
-    await loading.lifecycle.changed(timeout_s=5)
+    await loading.lifecycle.changed(0, timeout_s=5)
     assert await probe.statuses() == ([SERVING] * 2, [SERVING] * 2)
 
 

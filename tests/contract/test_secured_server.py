@@ -8,12 +8,12 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from tests.contract.fake_engine import FakeEngine
-from tests.contract.fake_tokenizer import ByteTokenizer
 from weir.client import AsyncClient, ServerError
 from weir.config import ServerSettings, Settings
 from weir.server.app import App
+
+from tests.contract.fake_engine import FakeEngine
+from tests.contract.fake_tokenizer import ByteTokenizer
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def guarded(engine: FakeEngine, tokenizer: ByteTokenizer, tmp_path: Path) 
     app = App(Settings(server=server), engine, lambda: tokenizer)
     await app.start()
     engine.load()
-    await app.lifecycle.changed(timeout_s=5)
+    await app.lifecycle.changed(0, timeout_s=5)
     yield app
     await app.shut_down()
 

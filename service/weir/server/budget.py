@@ -6,7 +6,7 @@ import grpc
 
 from weir.engine.records import BudgetSnapshot
 from weir.server.engine_api import Engine
-from weir.server.lifecycle import Lifecycle, Phase
+from weir.server.lifecycle import Lifecycle
 from weir.v1 import budget_pb2 as pb
 from weir.v1 import budget_pb2_grpc
 
@@ -32,12 +32,13 @@ class BudgetService(budget_pb2_grpc.BudgetServiceServicer):
         self._lifecycle.check_loaded()
         interval_s = max(MIN_INTERVAL_S, request.min_interval_s or DEFAULT_INTERVAL_S)
         told = None
-        while self._lifecycle.phase is not Phase.STOPPING:
+        while True:
             snapshot = self._engine.snapshot()
             if snapshot != told:
                 await context.write(pb.WatchBudgetResponse(budget=_message(snapshot)))
                 told = snapshot
-            await self._lifecycle.changed(interval_s)
+            if await self._lifecycle.stopping(interval_s):
+                return
 
 
 def _message(snapshot: BudgetSnapshot) -> pb.Budget:
@@ -52,4 +53,6 @@ def _message(snapshot: BudgetSnapshot) -> pb.Budget:
         queued_tokens=snapshot.queued_tokens,
         estimated_wait_s=snapshot.estimated_wait_s,
         step=snapshot.step,
+        computed_tokens=snapshot.computed_tokens,
+        prefix_hit_tokens=snapshot.prefix_hit_tokens,
     )

@@ -42,13 +42,14 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """The status now and at each change, to the end of the server. An unknown service is told so, and may wait."""
         told = None
         while True:
+            version = self._lifecycle.version
             status = self.status(request.service)
             if status != told:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 told = status
             if self._lifecycle.phase is Phase.STOPPING:
                 return
-            await self._lifecycle.changed(WATCH_INTERVAL_S)
+            await self._lifecycle.changed(version, WATCH_INTERVAL_S)
 
     async def List(
         self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext

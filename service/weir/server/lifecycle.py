@@ -24,19 +24,20 @@ class Phase(Enum):
 
 
 class Lifecycle:
-    """LOADING -> READY <-> DRAINING -> STOPPING. Drain while loading is remembered."""
+    """LOADING -> READY <-> DRAINING -> STOPPING. Drain while loading is remembered. `version` counts the changes."""
 
     def __init__(self) -> None:
         self._loaded = False
         self._draining = False
         self._shutting_down = False
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
+        self.version = 0
 
     @property
     def phase(self) -> Phase:
         """The phase now."""
-        if self._stopping:
+        if self._stopping.is_set():
             return Phase.STOPPING
         if self._draining:
             return Phase.DRAINING
@@ -79,18 +80,30 @@ class Lifecycle:
 
     def stop(self) -> None:
         """End every watch: what follows is the end of the process."""
-        self._shutting_down = self._draining = self._stopping = True
+        self._shutting_down = self._draining = True
+        self._stopping.set()
         self._notify()
 
-    async def changed(self, timeout_s: float) -> None:
-        """Wait for the next change of phase, at most `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+    async def changed(self, version: int, timeout_s: float) -> None:
+        """Wait until `version` is no longer the latest, at most `timeout_s`."""
+        if self.version == version:
+            await _wait(self._changed, timeout_s)
+
+    async def stopping(self, timeout_s: float) -> bool:
+        """Wait for the end, at most `timeout_s`; whether it has come."""
+        await _wait(self._stopping, timeout_s)
+        return self._stopping.is_set()
 
     def _notify(self) -> None:
+        self.version += 1
         # Each waiter holds the event that was current when it began to wait, so none misses a change.
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

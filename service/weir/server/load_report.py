@@ -83,6 +83,7 @@ class LoadReporter:
 
     async def _stream_core_metrics(self, request: OrcaLoadReportRequest, context: grpc.aio.ServicerContext) -> None:
         asked_s = request.report_interval.ToTimedelta().total_seconds() or DEFAULT_INTERVAL_S
-        while self._lifecycle.phase is not Phase.STOPPING:
+        while True:
             await context.write(self.report())
-            await self._lifecycle.changed(max(MIN_INTERVAL_S, asked_s))
+            if await self._lifecycle.stopping(max(MIN_INTERVAL_S, asked_s)):
+                return

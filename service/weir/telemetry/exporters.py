@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
 
 from weir.config import ConfigError, TelemetrySettings
+from weir.telemetry.otlp_grpc import GrpcExporter
 from weir.telemetry.otlp_json import JsonLinesExporter
 
 

@@ -15,7 +15,7 @@ from weir.engine.request import GenerateRequest
 from weir.telemetry import attributes as names
 from weir.telemetry.outcome import SERVER_FAULTS, Outcome
 from weir.telemetry.request_trace import RequestTrace
-from weir.telemetry.step_spans import RequestSteps
+from weir.telemetry.step_span import RequestSteps
 
 Decode = Callable[[Sequence[int]], str]
 

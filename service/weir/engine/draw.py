@@ -33,7 +33,7 @@ def draw_tokens(
     filters, u = batch.filters, batch.u
     logits, row_maxima = chunks.flatten(1), maxima.amax(-1)
     ids = torch.empty_like(batch.rows)
-    total = torch.zeros_like(u)
+    total = torch.ones_like(u)
 
     whole = filters.top_k.isinf() & (filters.top_p.isfinite() | (filters.min_p == 0))
     for block in _blocks(whole, weights.block_rows):

@@ -37,7 +37,7 @@ class LogprobRows:
             weights.load(logits, row_maxima, self._rows[block], temperature[block])
             self._log_total[block] += weights.cumulative()[:, -1].log()
         self._top: list[list[tuple[int, float]]] = [[] for _ in rows]
-        if any(num_top):
+        if rows and any(num_top):
             chunks = logits.view(len(logits), -1, CHUNK)
             best, ids = leading(chunks, maxima, self._rows, max(num_top))
             values = (best - self._log_total[:, None]).tolist()

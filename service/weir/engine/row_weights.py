@@ -13,7 +13,7 @@ from weir.engine.vocabulary_order import CHUNK, order_key
 
 _BLOCK_LOGITS_CPU = 2**19
 _BLOCK_LOGITS_GPU = 2**24  # no cache to stay in, but launches to save
-_BUCKETS = 4096
+_MAX_BUCKETS = 4096
 
 
 class RowWeights:
@@ -22,6 +22,7 @@ class RowWeights:
     def __init__(self, width: int, device: torch.device) -> None:
         logits = _BLOCK_LOGITS_CPU if device.type == "cpu" else _BLOCK_LOGITS_GPU
         self.block_rows = max(1, logits // width)
+        self._buckets = min(_MAX_BUCKETS, width)
         self._logits = torch.empty(self.block_rows, width, dtype=torch.float32, device=device)
         self._weights = torch.empty_like(self._logits)
         self._scratch = torch.empty_like(self._logits)
@@ -70,13 +71,13 @@ class RowWeights:
         all below the maximum; the totals decide whole buckets, and only the bucket in which a row ends is sorted.
         """
         bucket = torch.sub(self._maxima, self._view(self._logits), out=self._view(self._scratch))
-        bucket.mul_(_BUCKETS / span[:, None]).clamp_(max=_BUCKETS - 1).floor_()
+        bucket.mul_(self._buckets / span[:, None]).clamp_(max=self._buckets - 1).floor_()
         index = self._view(self._int64).copy_(bucket)
-        totals = torch.zeros(len(bucket), _BUCKETS, dtype=torch.float64, device=bucket.device)
+        totals = torch.zeros(len(bucket), self._buckets, dtype=torch.float64, device=bucket.device)
         before = F.pad(totals.scatter_add_(1, index, measure).cumsum(-1), (1, 0))
         limit = limit.double()[:, None]
         last = (before[:, :-1] < limit).sum(-1, keepdim=True) - 1
-        last = torch.where(limit.isinf(), _BUCKETS, last)
+        last = torch.where(limit.isinf(), self._buckets, last)
         end = last.float()
 
         row, token = (bucket == end).nonzero(as_tuple=True)

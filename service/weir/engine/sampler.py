@@ -47,6 +47,7 @@ class Sampler:
         self._candidates = candidates
         self._weights = RowWeights(-(-vocab_size // CHUNK) * CHUNK, self._device)
 
+    @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
         """Choose a token for each row of `logits` [R, V] float32, which are scratch: processors change them in place.
 
@@ -85,6 +86,7 @@ class Sampler:
                 reports[r] = report
         return Sampled(token_ids, reports)
 
+    @torch.inference_mode()
     def prompt_logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], top_k: int) -> list[TokenLogprobs]:
         """Report prompt tokens: logits [N, V] float32 (scratch), row i being the model's prediction of token_ids[i]."""
         chunks = chunked(logits)

@@ -8,6 +8,7 @@ everything after it reads only the chunks that matter.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 CHUNK = 64
 _BLOCK_LOGITS = 2**17
@@ -15,10 +16,10 @@ _BLOCK_LOGITS = 2**17
 
 def chunked(logits: torch.Tensor) -> torch.Tensor:
     """[R, V] -> [R, N, CHUNK]; a view, or a copy padded with -inf where V is no multiple of CHUNK."""
-    rows, width = logits.shape
-    if width % CHUNK:
-        logits = torch.nn.functional.pad(logits, (0, -width % CHUNK), value=-torch.inf)
-    return logits.view(rows, -1, CHUNK)
+    padding = -logits.shape[1] % CHUNK
+    if padding:
+        logits = F.pad(logits, (0, padding), value=-torch.inf)
+    return logits.view(len(logits), logits.shape[1] // CHUNK, CHUNK)
 
 
 def finite_maxima(chunks: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The decoder step on a CPU: C++ for AVX-512 with BF16, AVX-512 and AVX2, chosen at run time."""
 
-from weir_kernels.cpu.library import available
+from weir_kernels.cpu.library import available, usable_isas
 from weir_kernels.cpu.model import CpuKernelError, CpuKvCache, CpuModel, CpuModelShape, PhaseClock, phase_clock
 from weir_kernels.cpu.threads import compute_threads
 
@@ -13,4 +13,5 @@ __all__ = [
     "available",
     "compute_threads",
     "phase_clock",
+    "usable_isas",
 ]

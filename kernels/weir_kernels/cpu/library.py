@@ -65,7 +65,7 @@ class Library:
         # CDLL lets go of the GIL for the length of a call.
         self._dll = ctypes.CDLL(path)
         handle, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-        self.isa = self._function("weir_cpu_isa", ctypes.c_char_p)
+        self.isa = self._function("weir_cpu_isa", ctypes.c_char_p, integer)
         self.create = self._function("weir_cpu_create", handle, ctypes.POINTER(ModelShape), ctypes.c_char_p)
         self.destroy = self._function("weir_cpu_destroy", None, handle)
         self.weight_bytes = self._function("weir_cpu_weight_bytes", ctypes.c_size_t, handle)
@@ -98,8 +98,15 @@ def load_library() -> Library | None:
         return None
 
 
+def usable_isas() -> tuple[str, ...]:
+    """The instruction sets that steps can use on this machine, best first; none where torch has to compute."""
+    library = load_library()
+    names: list[str] = []
+    while library is not None and (name := library.isa(len(names))) is not None:
+        names.append(name.decode())
+    return tuple(names)
+
+
 def available() -> str | None:
     """The instruction set the fused step uses here: "avx512_bf16", "avx512", "avx2", or None for the torch path."""
-    library = load_library()
-    name = library.isa() if library is not None else None
-    return name.decode() if name is not None else None
+    return next(iter(usable_isas()), None)

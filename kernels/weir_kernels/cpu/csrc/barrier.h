@@ -10,11 +10,11 @@
 
 namespace {
 
-// Wait until all threads of the step are here. Waiting threads spin for some microseconds, because phases are short and
+// Wait until all threads of the step are here. Waiting threads spin for a moment, because phases are short and
 // balanced, and then sleep on a futex, so that a thread whose core was taken by another process doesn't keep the others
 // burning theirs.
 inline void wait_for_all(weir::PhaseBarrier& barrier, int num_threads) {
-  constexpr int kSpins = 20000;
+  constexpr int kSpins = 4000;  // about 50 us
   if (num_threads == 1) return;
   const int32_t mine = __atomic_load_n(&barrier.generation, __ATOMIC_ACQUIRE);
   if (__atomic_add_fetch(&barrier.arrived, 1, __ATOMIC_ACQ_REL) == num_threads) {

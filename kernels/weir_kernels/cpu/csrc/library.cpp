@@ -72,33 +72,22 @@ size_t odd_line_stride(size_t columns) {
   return (lines % 2 == 0 ? lines + 1 : lines) * 32;
 }
 
-const Kernels* kernels_for_this_cpu() {
+// The instruction sets that were compiled and that this machine has, best first.
+std::vector<const Kernels*> usable_kernels() {
   __builtin_cpu_init();
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  [[maybe_unused]] const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  std::vector<const Kernels*> usable;
 #ifdef WEIR_HAVE_AVX512_BF16
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) return &kAvx512Bf16Kernels;
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) usable.push_back(&kAvx512Bf16Kernels);
 #endif
 #ifdef WEIR_HAVE_AVX512
-  if (avx512) return &kAvx512Kernels;
+  if (avx512) usable.push_back(&kAvx512Kernels);
 #endif
 #ifdef WEIR_HAVE_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kAvx2Kernels;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) usable.push_back(&kAvx2Kernels);
 #endif
-  return nullptr;
-}
-
-const Kernels* kernels_named(const char* name) {
-  const Kernels* best = kernels_for_this_cpu();
-  if (best == nullptr || strcmp(name, best->name) == 0) return best;
-  // A weaker set than the machine's best is for tests and comparisons.
-#ifdef WEIR_HAVE_AVX512
-  if (strcmp(name, "avx512") == 0 && strcmp(best->name, "avx512_bf16") == 0) return &kAvx512Kernels;
-#endif
-#ifdef WEIR_HAVE_AVX2
-  if (strcmp(name, "avx2") == 0) return &kAvx2Kernels;
-#endif
-  return nullptr;
+  return usable;
 }
 
 }  // namespace
@@ -278,20 +267,20 @@ using weir::Engine;
 
 extern "C" {
 
-// The instruction set that steps will use on this machine, null if none fits.
-WEIR_EXPORT const char* weir_cpu_isa() {
-  const weir::Kernels* k = weir::kernels_for_this_cpu();
-  return k == nullptr ? nullptr : k->name;
+// Name of the i-th best instruction set of this machine, null past the last.
+WEIR_EXPORT const char* weir_cpu_isa(int i) {
+  const auto usable = weir::usable_kernels();
+  return i < (int)usable.size() ? usable[i]->name : nullptr;
 }
 
 // Null when the machine lacks the instruction set or the memory.
 WEIR_EXPORT Engine* weir_cpu_create(const weir::ModelShape* shape, const char* isa) {
   try {
-    const weir::Kernels* kernels = weir::kernels_named(isa);
-    return kernels == nullptr ? nullptr : new Engine(*shape, kernels);
+    for (const weir::Kernels* kernels : weir::usable_kernels())
+      if (strcmp(kernels->name, isa) == 0) return new Engine(*shape, kernels);
   } catch (const std::bad_alloc&) {
-    return nullptr;
   }
+  return nullptr;
 }
 
 WEIR_EXPORT void weir_cpu_destroy(Engine* engine) { delete engine; }

@@ -142,7 +142,7 @@ struct Kernels {
   void (*run_step)(const Model&, const StepBatch&, Workspace&, int thread, int num_threads, double* phase_seconds);
 };
 
-// Each is null when the compiler could not build it.
+// library.cpp names those that the compiler could build.
 extern const Kernels kAvx512Bf16Kernels, kAvx512Kernels, kAvx2Kernels;
 
 // Canonical sizes of attention. A row's result depends on them, so they depend on nothing: not on the batch, the

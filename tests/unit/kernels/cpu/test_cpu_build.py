@@ -1,0 +1,131 @@
+"""Building the library: once, from these sources, and never a reason not to serve."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from weir_kernels.cpu import build, library
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded() -> Iterator[None]:
+    """The library is loaded once for a process; these tests decide what is found."""
+    library.load_library.cache_clear()
+    yield
+    library.load_library.cache_clear()
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Writes "built" to its -o file and counts its calls; -DFAIL in the command makes it fail."""
+    compiler, calls = tmp_path / "fake-cxx", tmp_path / "calls"
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\n[ -n "$FAIL" ] && case "$*" in *$FAIL*) exit 1;; esac\n'
+        'while [ "$1" != -o ]; do shift; done\necho built > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return calls
+
+
+def test_a_library_is_built_once(fake_compiler: Path, tmp_path: Path) -> None:
+    first = build.build(tmp_path / "cache")
+    assert first.read_text() == "built\n"
+    assert first.name == build.library_name()
+    calls = fake_compiler.read_text()
+    assert build.build(tmp_path / "cache") == first
+    assert fake_compiler.read_text() == calls
+    assert {path.name for path in first.parent.iterdir()} == {first.name, "build.lock"}
+
+
+def test_every_instruction_set_is_compiled_with_its_own_flags(fake_compiler: Path, tmp_path: Path) -> None:
+    build.build(tmp_path / "cache")
+    calls = fake_compiler.read_text().splitlines()
+    (bf16,) = [call for call in calls if "isa_avx512_bf16.cpp" in call]
+    (avx2,) = [call for call in calls if "isa_avx2.cpp" in call]
+    (linked,) = [call for call in calls if "library.cpp" in call]
+    assert "-mavx512bf16" in bf16
+    assert "-mavx512" not in avx2
+    assert "-m" not in {flag[:2] for flag in linked.split()}
+    assert all("-march" not in call for call in calls)
+
+
+def test_a_compiler_that_does_not_know_an_instruction_set_builds_the_others(
+    fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL", "avx512bf16")
+    build.build(tmp_path / "cache")
+    (linked,) = [call for call in fake_compiler.read_text().splitlines() if "library.cpp" in call]
+    assert "-DWEIR_HAVE_AVX512 " in linked
+    assert "-DWEIR_HAVE_AVX512_BF16" not in linked
+
+
+def test_a_failed_build_leaves_nothing_and_says_what_failed(
+    fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL", "library.cpp")
+    with pytest.raises(build.BuildError, match="fake-cxx failed"):
+        build.build(tmp_path / "cache")
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {"build.lock"}
+
+
+def test_no_compiler_is_one_warning_and_no_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("WEIR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_PREBUILT", tmp_path / "prebuilt")
+    with caplog.at_level(logging.WARNING):
+        assert library.available() is None
+        assert library.usable_isas() == ()
+    (record,) = caplog.records
+    assert "no C++ compiler" in record.getMessage()
+
+
+def test_a_library_that_does_not_load_is_one_warning_and_no_kernels(
+    fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WEIR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_PREBUILT", tmp_path / "prebuilt")
+    with caplog.at_level(logging.WARNING):
+        assert library.available() is None
+    assert len(caplog.records) == 1
+
+
+def test_a_prebuilt_library_of_these_sources_is_used_and_another_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, prebuilt = tmp_path / "cache", tmp_path / "prebuilt"
+    monkeypatch.setenv("WEIR_CACHE_DIR", str(cache))
+    monkeypatch.setattr(build, "_PREBUILT", prebuilt)
+    for folder in (cache, prebuilt):
+        folder.mkdir()
+        (folder / "libweir_cpu-x86_64-0000000000000000.so").touch()
+        (folder / build.library_name()).touch()
+    assert build.library_path() == prebuilt / build.library_name()
+    (prebuilt / build.library_name()).unlink()
+    assert build.library_path() == cache / build.library_name()
+
+
+def test_the_name_changes_with_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.library_name()
+    for source in build._SOURCES.iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(build, "_SOURCES", tmp_path)
+    assert build.library_name() == before
+    with (tmp_path / "gemm.h").open("a") as file:
+        file.write("\n")
+    assert build.library_name() != before
+
+
+def test_the_command_line_builds_into_a_folder(fake_compiler: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "weir_kernels.cpu.build", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).read_text() == "built\n"
+    assert done.stderr == ""

@@ -132,7 +132,7 @@ class App:
         except Exception as error:
             self._fail(error)
             return
-        self._prompts = PromptEncoder(tokenizer, self._settings.server.tokenizer_threads)
+        self._prompts = PromptEncoder(tokenizer, self._settings.server.tokenizer_threads, info.max_model_len)
         self._observer.watch(self._engine, info, tokenizer.token_bytes)
         self.lifecycle.loaded()
         _log.info(

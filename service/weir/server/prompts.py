@@ -11,6 +11,8 @@ from weir.engine.errors import InvalidRequestError, Violation
 from weir.models.errors import PromptError
 from weir.v1 import inference_pb2 as pb
 
+# Special tokens stand for text too, and the table of bytes leaves them out.
+_LONGEST_SPECIAL_BYTES = 64
 # Beginning-of-sequence and a word-start marker.
 _TEXT_EXTRA_TOKENS = 2
 # What chat templates put around one turn, and around the whole conversation (a default system prompt).
@@ -47,11 +49,17 @@ class NoTokenizer:
 
 
 class PromptEncoder:
-    """Owns the tokenizer and its threads."""
+    """Owns the tokenizer and its threads.
 
-    def __init__(self, tokenizer: Tokenizer, threads: int) -> None:
+    A prompt of megabytes takes seconds to tokenise, only to be refused for its length; one that no tokenisation could
+    make short enough is refused at once, so that it cannot keep the threads from others.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, threads: int, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._max_model_len = max_model_len
+        self._longest_token_bytes = max(_LONGEST_SPECIAL_BYTES, max(map(len, tokenizer.token_bytes), default=0))
 
     async def encode(self, prompt: pb.Prompt) -> tuple[int, ...]:
         """The token ids of any kind of prompt. Raises InvalidRequestError."""
@@ -60,8 +68,10 @@ class PromptEncoder:
             case "token_ids":
                 return tuple(prompt.token_ids.ids)
             case "text":
+                self._check_length("prompt.text", len(prompt.text.encode()))
                 return await loop.run_in_executor(self._threads, self._encode_text, prompt.text)
             case "chat":
+                self._check_length("prompt.chat", sum(len(turn.content.encode()) for turn in prompt.chat.messages))
                 return await loop.run_in_executor(self._threads, self._encode_chat, prompt.chat)
             case _:
                 raise InvalidRequestError((Violation("prompt", "set one of text, token_ids or chat"),))
@@ -74,6 +84,12 @@ class PromptEncoder:
     def close(self) -> None:
         """Let the threads end when what they do is done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _check_length(self, field: str, num_bytes: int) -> None:
+        fewest = num_bytes // self._longest_token_bytes
+        if fewest > self._max_model_len:
+            reason = f"{num_bytes} bytes are at least {fewest} tokens; the model takes {self._max_model_len}"
+            raise InvalidRequestError((Violation(field, reason),))
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         try:

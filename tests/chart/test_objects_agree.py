@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from weir import config
+from weir.cli import COMMANDS
+from weir.sidecar import settings as sidecar_settings
 
 from tests.chart.rendering import CI_NAMES, Rendered, Tree, render
 
@@ -215,3 +219,29 @@ def test_the_network_policy_lets_in_every_port_and_nothing_else(ci: str) -> None
     for policy in rendered.all("NetworkPolicy"):
         open_ports = {p["port"] for rule in policy["spec"]["ingress"] for p in rule["ports"]}
         assert open_ports == set(container_ports(rendered))
+
+
+@every_render
+def test_the_commands_accept_the_arguments_they_are_started_with(ci: str) -> None:
+    rendered = render(ci)
+    pods = [rendered.pod(), *(pod["spec"] for pod in rendered.all("Pod"))]
+    started = [c["args"] for pod in pods for c in pod["containers"] + pod.get("initContainers", []) if "args" in c]
+    assert {args[0] for args in started} >= {"serve", "generate"}
+    for name, *args in started:
+        parser = argparse.ArgumentParser(name, exit_on_error=False)
+        importlib.import_module(COMMANDS[name].module).add_arguments(parser)
+        parsed = parser.parse_args([str(arg) for arg in args])
+        if name == "sidecar":
+            assert sidecar_settings.load(parsed, {}).pre_stop_delay_s == 10.0 or ci == "existing-volume"
+        if name == "serve":
+            config.load(parsed, {})
+
+
+@every_render
+def test_the_model_is_fetched_to_where_the_server_looks_for_it(ci: str, tmp_path: Path) -> None:
+    rendered = render(ci)
+    for container in rendered.pod().get("initContainers", []):
+        if container["name"] == "fetch-model":
+            _, repo, _, folder = container["args"]
+            assert load_settings(rendered, tmp_path).model.model == f"{folder}/{repo}"
+            assert mounts(container)[folder]["name"] == mounts(rendered.container())[folder]["name"]

@@ -208,6 +208,20 @@ class TestAdmin:
         await admin.Resume(admin_pb2.ResumeRequest())
         assert (await client.complete("x", max_tokens=1)).text == "x"
 
+    async def test_draining_while_the_model_loads_is_remembered(
+        self, loading: App, engine: FakeEngine, admin_channel: grpc.aio.Channel
+    ) -> None:
+        admin = admin_pb2_grpc.AdminServiceStub(admin_channel)  # type: ignore[no-untyped-call]
+        await admin.Drain(admin_pb2.DrainRequest())
+        async with AsyncClient(f"127.0.0.1:{loading.port}", max_attempts=1) as client:
+            assert not await client.health("liveness")
+            engine.load()
+            await eventually(lambda: loading.lifecycle.is_loaded)
+            assert await client.health("liveness")
+            assert not await client.health("readiness")
+            await admin.Resume(admin_pb2.ResumeRequest())
+            assert (await client.complete("x", max_tokens=1)).text == "x"
+
     async def test_resume_cannot_undo_a_shutdown(
         self, app: App, engine: FakeEngine, client: AsyncClient, admin_channel: grpc.aio.Channel
     ) -> None:
@@ -249,7 +263,7 @@ class TestAdmin:
 async def test_a_taken_port_is_an_error_not_a_shared_port(app: App, engine: FakeEngine) -> None:
     server = ServerSettings(host="127.0.0.1", port=app.port, admin_address="127.0.0.1:0")
     second = App(Settings(server=server), engine, ByteTokenizer)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{app.port}"):
         await second.start()
 
 

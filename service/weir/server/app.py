@@ -8,36 +8,24 @@ import signal
 import time
 from collections.abc import Callable
 
-import grpc
-from grpc_channelz.v1 import channelz
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
 from weir.config import ConfigError, Settings
 from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
 from weir.models.errors import ModelError
-from weir.server import budget, inference, load_report
-from weir.server.admin import AdminService, check_address
-from weir.server.budget import BudgetService
+from weir.server.admin import check_address
 from weir.server.engine_api import Engine
-from weir.server.health import HealthService
-from weir.server.inference import InferenceService
 from weir.server.lifecycle import DRAINING_RETRY_S, Lifecycle
 from weir.server.live import LiveRequests
-from weir.server.load_report import LoadReporter
 from weir.server.observer import NoObserver, Observer
-from weir.server.options import server_options
 from weir.server.prompts import PromptEncoder, Tokenizer
-from weir.server.rpc import RpcInterceptor
-from weir.server.security import bind, token_interceptors
-from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
+from weir.server.security import bind
+from weir.server.services import Services
 
 # For statuses to reach their clients once nothing runs any more.
 FLUSH_S = 0.5
 ENGINE_STOP_S = 5.0
 
 # Failures whose message says everything.
-_EXPECTED = (EngineFailedError, ModelError, ConfigError, OSError, RuntimeError)
+_EXPECTED = (EngineFailedError, ModelError, ConfigError, OSError)
 
 _log = logging.getLogger(__name__)
 
@@ -63,21 +51,25 @@ class App:
         self.live = LiveRequests()
         self._observer: Observer = observer or NoObserver()
         self._loading: asyncio.Task[None] | None = None
-        self._server, self._admin, self._probes = self._build()
+        services = Services(settings, engine, self.lifecycle, self.live, self._encoder, self._observer)
+        self._server, self._admin, self._probes = services.public(), services.admin(), services.probes()
         self.port = 0
         self.health_port = 0
         self.admin_target = ""
 
     async def start(self) -> None:
-        """Open every port, and begin to load. Raises ConfigError, and OSError or RuntimeError when a port is taken."""
+        """Open every port, and begin to load. Raises ConfigError, and OSError when a port is taken."""
         server = self._settings.server
         await self._observer.start()
         self._engine.on_step.append(self._observer.step)
         host = f"[{server.host}]" if ":" in server.host else server.host
-        self.port = bind(self._server, f"{host}:{server.port}", server)
-        self.admin_target = _bind_admin(self._admin, server.admin_address)
+        address, admin = f"{host}:{server.port}", check_address(server.admin_address)
+        self.port = _listen(lambda: bind(self._server, address, server), address)
+        admin_port = _listen(lambda: self._admin.add_insecure_port(admin), admin)
+        self.admin_target = admin if admin.startswith("unix:") else f"{admin.rpartition(':')[0]}:{admin_port}"
         if server.health_port is not None:
-            self.health_port = self._probes.add_insecure_port(f"{host}:{server.health_port}")
+            address = f"{host}:{server.health_port}"
+            self.health_port = _listen(lambda: self._probes.add_insecure_port(address), address)
         await asyncio.gather(self._server.start(), self._admin.start(), self._probes.start())
         _log.info("listening on %s:%d, admin on %s", host, self.port, self.admin_target)
         self._loading = asyncio.create_task(self._load())
@@ -164,45 +156,10 @@ class App:
         assert self._prompts is not None, "lifecycle admits requests only once loaded"
         return self._prompts
 
-    def _build(self) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
-        engine, lifecycle, options = self._engine, self.lifecycle, server_options(self._settings.server)
-        load = LoadReporter(engine, lifecycle)
-        health = HealthService(engine, lifecycle, self._settings.engine.stall_timeout_s)
-        budgets = BudgetService(engine, lifecycle)
 
-        # Tokens first: what they refuse must not reach the handlers.
-        interceptors = [*token_interceptors(self._settings.server), RpcInterceptor(load)]
-        public = grpc.aio.server(interceptors=interceptors, options=options)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            InferenceService(engine, self._encoder, lifecycle, self.live, self._observer), public
-        )
-        budget_pb2_grpc.add_BudgetServiceServicer_to_server(budgets, public)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(health, public)
-        public.add_generic_rpc_handlers((load.handler(),))
-        channelz.add_channelz_servicer(public)
-        reflection.enable_server_reflection(
-            (
-                inference.SERVICE,
-                budget.SERVICE,
-                load_report.SERVICE,
-                "grpc.health.v1.Health",
-                "grpc.channelz.v1.Channelz",
-                reflection.SERVICE_NAME,
-            ),
-            public,
-        )
-
-        admin = grpc.aio.server(interceptors=[RpcInterceptor(load)], options=options)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(engine, lifecycle, self.live), admin)  # type: ignore[no-untyped-call]
-        budget_pb2_grpc.add_BudgetServiceServicer_to_server(budgets, admin)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(health, admin)
-
-        probes = grpc.aio.server(interceptors=[RpcInterceptor(load)], options=options)
-        health_pb2_grpc.add_HealthServicer_to_server(health, probes)
-        return public, admin, probes
-
-
-def _bind_admin(server: grpc.aio.Server, address: str) -> str:
-    """Bind the admin port; the address to reach it at, with the port that was chosen for port 0."""
-    port = server.add_insecure_port(check_address(address))
-    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+def _listen(bind_port: Callable[[], int], address: str) -> int:
+    """The port that was bound. gRPC's own error for a port in use is a bare RuntimeError."""
+    try:
+        return bind_port()
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from None

@@ -65,7 +65,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
         """SERVING, NOT_SERVING, or SERVICE_UNKNOWN."""
         if service in LIVENESS_SERVICES:
-            serving = self._lifecycle.phase in (Phase.READY, Phase.DRAINING) and self._makes_progress()
+            serving = self._lifecycle.phase is not Phase.STOPPING and self._makes_progress()
         elif service in READINESS_SERVICES:
             serving = self._lifecycle.phase is Phase.READY and self._makes_progress()
         else:
@@ -73,7 +73,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return _Status.SERVING if serving else _Status.NOT_SERVING
 
     def _makes_progress(self) -> bool:
-        if self._engine.failed.done():
+        if not self._lifecycle.is_loaded or self._engine.failed.done():
             return False
         progress = self._engine.progress()
         return not progress.busy or progress.step_age_s <= self._stall_timeout_s

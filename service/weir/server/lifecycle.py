@@ -43,6 +43,11 @@ class Lifecycle:
             return Phase.DRAINING
         return Phase.READY if self._loaded else Phase.LOADING
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model is loaded, in whichever phase."""
+        return self._loaded
+
     def check_ready(self) -> None:
         """Raise UnavailableError unless new work is taken."""
         match self.phase:

@@ -11,7 +11,7 @@ from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
 from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
 from weir.server.engine_api import Engine
-from weir.server.lifecycle import Lifecycle, Phase
+from weir.server.lifecycle import Lifecycle
 
 TRAILER_KEY = "endpoint-load-metrics-bin"
 SERVICE = "xds.service.orca.v3.OpenRcaService"
@@ -59,7 +59,7 @@ class LoadReporter:
         report = OrcaLoadReport(
             application_utilization=MIN_UTILIZATION, rps_fractional=max(MIN_RATE, self._requests.rate())
         )
-        if self._lifecycle.phase is Phase.LOADING:
+        if not self._lifecycle.is_loaded:
             return report
         info, budget = self._engine.info, self._engine.snapshot()
         demand = (budget.kv_used_tokens + budget.queued_tokens) / info.kv_total_tokens

@@ -1,0 +1,86 @@
+"""Which services are offered on which port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from weir.config import Settings
+from weir.server import budget, inference, load_report
+from weir.server.admin import AdminService
+from weir.server.budget import BudgetService
+from weir.server.engine_api import Engine
+from weir.server.health import HealthService
+from weir.server.inference import InferenceService
+from weir.server.lifecycle import Lifecycle
+from weir.server.live import LiveRequests
+from weir.server.load_report import LoadReporter
+from weir.server.observer import Observer
+from weir.server.options import server_options
+from weir.server.prompts import PromptEncoder
+from weir.server.rpc import RpcInterceptor
+from weir.server.security import token_interceptors
+from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
+
+REFLECTED = (
+    inference.SERVICE,
+    budget.SERVICE,
+    load_report.SERVICE,
+    "grpc.health.v1.Health",
+    "grpc.channelz.v1.Channelz",
+    reflection.SERVICE_NAME,
+)
+
+
+class Services:
+    """The servicers of one process, and the gRPC servers that offer them; none is bound to a port yet."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        lifecycle: Lifecycle,
+        live: LiveRequests,
+        prompts: Callable[[], PromptEncoder],
+        observer: Observer,
+    ) -> None:
+        self._settings = settings
+        self._load = LoadReporter(engine, lifecycle)
+        self._inference = InferenceService(engine, prompts, lifecycle, live, observer)
+        self._budget = BudgetService(engine, lifecycle)
+        self._health = HealthService(engine, lifecycle, settings.engine.stall_timeout_s)
+        self._admin = AdminService(engine, lifecycle, live)
+
+    def public(self) -> grpc.aio.Server:
+        """Everything that clients, balancers and tools use."""
+        # Tokens first: what they refuse must not reach the handlers.
+        server = self._server(*token_interceptors(self._settings.server))
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
+        budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers((self._load.handler(),))
+        channelz.add_channelz_servicer(server)
+        reflection.enable_server_reflection(REFLECTED, server)
+        return server
+
+    def admin(self) -> grpc.aio.Server:
+        """What the operator and the sidecar use."""
+        server = self._server()
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)  # type: ignore[no-untyped-call]
+        budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
+
+    def probes(self) -> grpc.aio.Server:
+        """Health alone."""
+        server = self._server()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
+
+    def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
+        interceptors = [*first, RpcInterceptor(self._load)]
+        return grpc.aio.server(interceptors=interceptors, options=server_options(self._settings.server))

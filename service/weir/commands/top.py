@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 
+from weir.client import UnavailableError
 from weir.commands.target import add_target_arguments, connect, reporting_errors
 from weir.exit_codes import OK
 from weir.telemetry.top import Key, TopView, pace, parse_samples
@@ -48,7 +49,14 @@ def _watch(args: argparse.Namespace) -> int:
             now = pace(before, after, after_at - before_at) if before is not None and after is not None else None
             if now is not None:
                 view.note(now, time.strftime("%H:%M:%S"))
-            screen.show(view.draw(client.budget(timeout_s=CALL_TIMEOUT_S), now, screen.width, color=screen.live))
+            try:
+                budget = client.budget(timeout_s=CALL_TIMEOUT_S)
+                screen.show(view.draw(budget, now, screen.width, color=screen.live))
+            except UnavailableError as error:
+                # Loading or restarting: a live view waits for it.
+                if not screen.live:
+                    raise
+                screen.show(f"weir top  {args.target}: {error.message}")
             if args.once:
                 return OK
             before, before_at = after, after_at

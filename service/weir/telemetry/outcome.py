@@ -53,7 +53,7 @@ class Outcome:
         """The `reason` under which a request that was never admitted is counted."""
         match self.error:
             case QueueFullError(subject=subject):
-                return "queue_full" if subject == "queue" else "tenant_quota"
+                return "tenant_quota" if "tenant" in subject else "queue_full"
             case InvalidRequestError():
                 return "invalid_request"
             case UnavailableError(reason="DRAINING"):

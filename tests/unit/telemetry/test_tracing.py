@@ -18,7 +18,9 @@ from weir.engine.errors import (
     RequestError,
     Violation,
 )
+from weir.engine.queue_gate import QueueGate
 from weir.engine.request import Preempted
+from weir.engine.tenants import Tenant, Tenants
 from weir.telemetry.request_observer import RequestTelemetry
 from weir.telemetry.telemetry import Telemetry
 
@@ -340,6 +342,16 @@ def test_a_request_span_has_the_conventional_attributes_and_events() -> None:
     assert span.status.code == Status.STATUS_CODE_OK
 
 
+def refusal_of_a_full_queue(tenant_share: float) -> QueueFullError:
+    """What the engine's own queue says when one request of `a` waits in a queue for 2 or, with half a share, for 1."""
+    tenants = Tenants([Tenant("a", queue_share=tenant_share)])
+    gate = QueueGate(2 if tenant_share < 1 else 1, 1000, tenants, EngineStub().snapshot)
+    gate.reserve(10, "a")
+    with pytest.raises(QueueFullError) as refused:
+        gate.reserve(10, "a")
+    return refused.value
+
+
 QUEUE_FULL = QueueFullError(100, 0, 5000, 64, 2.0)
 
 
@@ -460,7 +472,8 @@ def test_the_standard_sampler_decides_about_requests_and_not_about_steps(monkeyp
     ("error", "reason"),
     [
         (QUEUE_FULL, "queue_full"),
-        (QueueFullError(1, 0, 0, 0, 1.0, subject="tenant:a"), "tenant_quota"),
+        (refusal_of_a_full_queue(tenant_share=1.0), "queue_full"),
+        (refusal_of_a_full_queue(tenant_share=0.5), "tenant_quota"),
         (InvalidRequestError((Violation("n", "too many"),)), "invalid_request"),
         (DeadlineError(1.0, in_queue=True), "deadline"),
         (None, "other"),

@@ -27,6 +27,7 @@ class RowWeights:
         self._weights = torch.empty_like(self._logits)
         self._scratch = torch.empty_like(self._logits)
         self._float64 = torch.empty_like(self._logits, dtype=torch.float64)
+        self._int32 = torch.empty_like(self._logits, dtype=torch.int32)
         self._int64 = torch.empty_like(self._logits, dtype=torch.int64)
         self._maxima = torch.empty(0, 1, device=device)
 
@@ -72,7 +73,8 @@ class RowWeights:
         """
         bucket = torch.sub(self._maxima, self._view(self._logits), out=self._view(self._scratch))
         bucket.mul_(self._buckets / span[:, None]).clamp_(max=self._buckets - 1).floor_()
-        index = self._view(self._int64).copy_(bucket)
+        # Through int32, since no CPU instruction makes many int64 of float32 at once.
+        index = self._view(self._int64).copy_(self._view(self._int32).copy_(bucket))
         totals = torch.zeros(len(bucket), self._buckets, dtype=torch.float64, device=bucket.device)
         before = F.pad(totals.scatter_add_(1, index, measure).cumsum(-1), (1, 0))
         limit = limit.double()[:, None]
@@ -81,17 +83,27 @@ class RowWeights:
         end = last.float()
 
         row, token = (bucket == end).nonzero(as_tuple=True)
-        order = order_key(self._logits[row, token], token).argsort(descending=True)
-        order = order[row[order].argsort(stable=True)]
-        row, token = row[order], token[order]
         weights = self._weights[row, token]
-        # One padded line for each row: a running sum through several rows would round differently in another batch.
-        lengths = torch.bincount(row, minlength=len(bucket))
-        place = torch.arange(len(row), device=row.device) - (lengths.cumsum(0) - lengths)[row]
-        line = torch.zeros(len(bucket), int(lengths.max()) + 1, dtype=torch.float64, device=bucket.device)
-        line[row, place + 1] = measure[row, token]
-        predecessors = before.gather(1, last) + line.cumsum(-1)
-
+        kept = self._kept_in_bucket(row, token, measure, before.gather(1, last), limit)
         # 1 before the last bucket, 0 from it on; a product of floats, as masks of booleans are slow.
         self._view(self._weights).mul_(torch.sub(end, bucket, out=bucket).clamp_(0.0, 1.0))
-        self._weights[row, token] = weights * (predecessors[row, place] < limit[row, 0])
+        self._weights[row, token] = weights * kept
+
+    def _kept_in_bucket(
+        self, row: torch.Tensor, token: torch.Tensor, measure: torch.Tensor, before: torch.Tensor, limit: torch.Tensor
+    ) -> torch.Tensor:
+        """Whether each member (row[i], token[i]) of the last buckets is kept, [M] bool; `before`: [r, 1], their starts.
+
+        Each row's members stand in a line of their own: a running sum through several rows would round differently in
+        another batch.
+        """
+        lengths = torch.bincount(row, minlength=len(measure))
+        place = torch.arange(len(row), device=row.device) - (lengths.cumsum(0) - lengths)[row]
+        keys = torch.full((len(measure), int(lengths.max())), torch.iinfo(torch.int64).min, device=row.device)
+        keys[row, place] = order_key(self._logits[row, token], token)
+        order = keys.argsort(descending=True)
+        line = torch.zeros_like(keys, dtype=torch.float64)
+        line[row, place] = measure[row, token]
+        through = before + line.gather(1, order).cumsum(-1)
+        predecessors = torch.cat([before, through[:, :-1]], dim=1)[:, : keys.shape[1]]
+        return torch.empty_like(keys, dtype=torch.bool).scatter_(1, order, predecessors < limit)[row, place]

@@ -1,0 +1,76 @@
+"""`weir serve` in a process of its own, over a tiny model with random weights: token ids in, token ids out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from weir.client import Client
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "eos_token_id": 0,
+    "bos_token_id": 1,
+}
+
+
+class ServerProcess:
+    """Started on construction; ready after `ready()`."""
+
+    def __init__(self, folder: Path) -> None:
+        model = folder / "tiny"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(CONFIG))
+        self.target = f"127.0.0.1:{free_port()}"
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "weir.cli", "serve", "--model", str(model), "--load-format", "dummy"),
+                *("--host", "127.0.0.1", "--port", self.target.rpartition(":")[2], "--admin-address", "127.0.0.1:0"),
+                *("--metrics-port", "0", "--kv-memory", "32MiB", "--kernels", "reference", "--threads", "1"),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=(folder / "server.log").open("w"),
+        )
+
+    def ready(self) -> Client:
+        """A client, once the model is loaded."""
+        client = Client(self.target, max_attempts=1)
+        client.wait_ready(120)
+        return client
+
+    def engine_pid(self) -> int:
+        """The child that computes: the one that loaded torch, and so holds the most memory."""
+        listing = subprocess.run(
+            ["ps", "--ppid", str(self.process.pid), "-o", "rss=,pid="], check=True, capture_output=True, text=True
+        )
+        return max((int(rss), int(pid)) for rss, pid in (line.split() for line in listing.stdout.splitlines()))[1]
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

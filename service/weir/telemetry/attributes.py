@@ -29,6 +29,7 @@ KV_CACHED_TOKENS = "weir.kv.cached_tokens"
 KV_RESERVED_PEAK_TOKENS = "weir.kv.reserved_peak_tokens"
 
 REQUEST_PRIORITY = "weir.request.priority"
+REQUEST_TENANT = "weir.request.tenant"
 REQUEST_PREEMPTIONS = "weir.request.preemptions"
 REQUEST_FIRST_STEP = "weir.request.first_step"
 REQUEST_LAST_STEP = "weir.request.last_step"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -27,11 +27,14 @@ generate_openmetrics: Callable[[CollectorRegistry], bytes] = partial(_untyped_op
 
 
 class Metrics:
-    """Every series of the process. `model_name` is the served name; `vllm_names` adds the alias set."""
+    """Every series of the process.
 
-    def __init__(self, model_name: str, vllm_names: bool = True) -> None:
+    `model_name` is the served name; `vllm_names` adds the alias set; `tenants` are the configured ones.
+    """
+
+    def __init__(self, model_name: str, vllm_names: bool = True, tenants: Iterable[str] = ()) -> None:
         self.engine = EngineMetrics()
-        self.requests = RequestMetrics()
+        self.requests = RequestMetrics(tenants)
         self.traces = TraceMetrics()
         self._model_name = model_name
         self._vllm_names = vllm_names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from weir.telemetry import buckets
 from weir.telemetry.outcome import REJECTIONS, STATUS_CODES, Outcome
 from weir.telemetry.series import (
@@ -17,12 +19,20 @@ from weir.telemetry.series import (
 
 STATES = ("queued", "prefill", "decode")
 FINISH_REASONS = ("stop", "length", "abort")
+DEFAULT_TENANT = "default"
 
 
 class RequestMetrics:
-    """The instruments that a request adds to as it goes through its states."""
+    """The instruments that a request adds to as it goes through its states.
 
-    def __init__(self) -> None:
+    `tenants` are the configured ones; every other name counts as "default", so that no client can make a series.
+    """
+
+    def __init__(self, tenants: Iterable[str] = ()) -> None:
+        names = sorted({DEFAULT_TENANT, *tenants})
+        self.tenant_requests = counter_set(names)
+        self.tenant_prompt_tokens = counter_set(names)
+        self.tenant_output_tokens = counter_set(names)
         self.active = 0
         self.requests = counter_set(STATUS_CODES)
         self.admitted = Counter()
@@ -43,6 +53,10 @@ class RequestMetrics:
         self.prefill = Histogram(buckets.REQUEST_S)
         self.decode = Histogram(buckets.REQUEST_S)
         self.inference = Histogram(buckets.REQUEST_S)
+
+    def tenant(self, name: str) -> str:
+        """The label of a tenant that a request names."""
+        return name if name in self.tenant_requests else DEFAULT_TENANT
 
     def ended(self, outcome: Outcome, state: str, was_admitted: bool, duration_s: float, trace_id: str | None) -> None:
         """Count the end of a request that was in `state` (one of STATES)."""
@@ -78,6 +92,13 @@ class RequestMetrics:
             ),
             counter(
                 "weir_prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache.", self.prefix_hit_tokens
+            ),
+            counters("weir_tenant_requests_total", "Admitted requests by tenant.", "tenant", self.tenant_requests),
+            counters(
+                "weir_tenant_prompt_tokens_total", "Prompt tokens by tenant.", "tenant", self.tenant_prompt_tokens
+            ),
+            counters(
+                "weir_tenant_output_tokens_total", "Output tokens by tenant.", "tenant", self.tenant_output_tokens
             ),
             histogram("weir_request_prompt_tokens", "Prompt length.", self.prompt_length),
             histogram("weir_request_output_tokens", "Output length over all choices.", self.output_length),

@@ -26,6 +26,7 @@ class RequestTelemetry:
         # Only the id of a trace that was kept is worth following from a graph.
         kept = tracing.active and trace.context.trace_flags.sampled
         self._trace_id = f"{trace.context.trace_id:032x}" if kept else None
+        self._tenant = metrics.tenant("")
         self._started = time.monotonic()
         self._admitted: float | None = None
         self._first_token: float | None = None
@@ -35,6 +36,7 @@ class RequestTelemetry:
     def submitted(self, request: GenerateRequest) -> None:
         """The request is valid, tokenised and about to be queued."""
         self._trace.request = request
+        self._tenant = self._metrics.tenant(request.tenant)
         self._trace.submitted_ns = self._tracing.clock.now_ns()
         self._tracing.request_submitted(self._trace)
 
@@ -64,6 +66,8 @@ class RequestTelemetry:
         self._admitted = self._started + queue_s
         metrics = self._metrics
         metrics.admitted.add()
+        metrics.tenant_requests[self._tenant].add()
+        metrics.tenant_prompt_tokens[self._tenant].add(event.prompt_tokens)
         metrics.prompt_tokens.add(event.prompt_tokens)
         metrics.prefix_query_tokens.add(event.prompt_tokens)
         metrics.prefix_hit_tokens.add(event.cached_tokens)
@@ -89,6 +93,7 @@ class RequestTelemetry:
                 self._metrics.inter_token.observe((now - last) / count, count, self._trace_id)
             self._last_token[event.choice] = now
             self._metrics.output_tokens.add(count)
+            self._metrics.tenant_output_tokens[self._tenant].add(count)
             self._trace.output_tokens += count
         if event.finish is not None:
             reason = event.finish.reason.value

@@ -112,6 +112,8 @@ def _request_attributes(request: GenerateRequest) -> dict[str, AttributeValue]:
     }
     if params.seed is not None:
         found[names.GEN_AI_REQUEST_SEED] = params.seed
+    if request.tenant:
+        found[names.REQUEST_TENANT] = request.tenant
     if request.n != 1:
         found[names.GEN_AI_REQUEST_CHOICE_COUNT] = request.n
     return found

@@ -22,7 +22,7 @@ class Telemetry:
     """Implements the server's Observer. Raises ConfigError for OTEL_* variables that name something unknown."""
 
     def __init__(self, settings: Settings, model_name: str) -> None:
-        self.metrics = Metrics(model_name, settings.telemetry.vllm_metrics)
+        self.metrics = Metrics(model_name, settings.telemetry.vllm_metrics, settings.engine.tenants)
         self.tracing = Tracing(settings.telemetry, model_name, self.metrics.traces, settings.engine.max_running)
         self._content = settings.telemetry.trace_content
         self._address = (settings.server.metrics_host, settings.server.metrics_port)

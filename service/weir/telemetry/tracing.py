@@ -29,7 +29,8 @@ MAX_RING_ITEMS = 8192
 # A step with 64 rows weighs 65, and a row takes about 200 bytes.
 MAX_RING_WEIGHT = 65536
 MAX_BATCH_SPANS = 512
-EXPORT_DELAY_MS = 1000
+# Short, so that the exporter holds the interpreter for a few milliseconds at a time and never for many.
+EXPORT_DELAY_MS = 250
 SHUTDOWN_TIMEOUT_S = 2.0
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
-from weir.config import ServerSettings, Settings
+from weir.config import EngineSettings, ServerSettings, Settings
 from weir.engine.errors import CancelledError, UnavailableError
 from weir.server.observer import Observer
 from weir.telemetry.request_metrics import RequestMetrics
@@ -78,6 +79,20 @@ def test_a_request_that_runs_to_the_end_is_in_every_latency_once(telemetry: Tele
     assert nonzero(metrics.finished_choices) == {"length": 1}
     assert metrics.admitted.value == 1
     assert nonzero(metrics.rejected) == {}
+
+
+def test_tenants_that_are_not_configured_share_one_series() -> None:
+    tenants = EngineSettings.model_validate({"tenants": {"search": {"weight": 2.0}}})
+    telemetry = Telemetry(Settings(engine=tenants), "tiny")
+    for name in ("search", "unheard-of", ""):
+        observer = start(telemetry)
+        observer.submitted(replace(request(), tenant=name))
+        observer.event(admitted(prompt_tokens=40))
+        observer.event(delta(tokens=2))
+    metrics = telemetry.metrics.requests
+    assert nonzero(metrics.tenant_requests) == {"search": 1, "default": 2}
+    assert nonzero(metrics.tenant_prompt_tokens) == {"search": 40, "default": 80}
+    assert nonzero(metrics.tenant_output_tokens) == {"search": 2, "default": 4}
 
 
 def test_the_gap_between_tokens_is_measured_within_a_choice(telemetry: Telemetry, metrics: RequestMetrics) -> None:

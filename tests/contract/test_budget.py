@@ -22,8 +22,10 @@ async def test_get_budget_passes_every_number_on(client: AsyncClient, engine: Fa
         queued_tokens=70,
         estimated_wait_s=1.5,
         step=99,
+        computed_tokens=5000,
+        prefix_hit_tokens=640,
     )
-    assert await client.budget() == Budget(400, 100, 280, 20, 360, 3, 2, 70, 1.5, 99)
+    assert await client.budget() == Budget(400, 100, 280, 20, 360, 3, 2, 70, 1.5, 99, 5000, 640)
 
 
 async def test_watch_budget_tells_now_and_then_only_changes(client: AsyncClient, engine: FakeEngine) -> None:

@@ -55,7 +55,17 @@ class SamplingState:
     `append` every sampled token. `choice` is the index among the request's n choices.
     """
 
-    __slots__ = ("_key", "bias_ids", "biases", "greedy", "num_output", "params", "processed", "seen", "stop_ids")
+    __slots__ = (
+        "_always_processed",
+        "_key",
+        "bias_ids",
+        "biases",
+        "greedy",
+        "num_output",
+        "params",
+        "seen",
+        "stop_ids",
+    )
 
     def __init__(
         self,
@@ -78,8 +88,7 @@ class SamplingState:
         penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         # Only the repetition penalty looks at the prompt.
         self.seen = SeenTokens(prompt_token_ids if repeats else ()) if penalised else None
-        # Whether any logit of a later token can differ from the model's.
-        self.processed = penalised or bool(params.logit_bias) or params.min_tokens > 0
+        self._always_processed = penalised or bool(params.logit_bias)
 
     def append(self, token_id: int) -> None:
         """Count the token that was sampled."""
@@ -89,8 +98,13 @@ class SamplingState:
 
     @property
     def stops_suppressed(self) -> bool:
-        """Whether the next token may not be a stop token, because fewer than min_tokens are out."""
-        return self.num_output < self.params.min_tokens
+        """Whether there are stop tokens that the next token may not be, because fewer than min_tokens are out."""
+        return self.num_output < self.params.min_tokens and len(self.stop_ids) > 0
+
+    @property
+    def processed(self) -> bool:
+        """Whether the logits of the next token are changed before it is chosen."""
+        return self._always_processed or self.stops_suppressed
 
     def random(self, position: int) -> float:
         """The number in [0, 1) that chooses the token at index `position` of the sequence."""

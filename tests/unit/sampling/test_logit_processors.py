@@ -133,3 +133,15 @@ def test_a_biased_row_and_its_penalty_reach_a_vocabulary_that_fills_no_whole_chu
     logits = torch.zeros(2, 130)
     states = [state(130, temperature=0.0, logit_bias=((129, 1.0),)) for _ in range(2)]
     assert sample(logits, states) == [129, 129]
+
+
+def test_a_choice_is_processed_only_while_something_changes_its_logits() -> None:
+    """min_tokens must not keep a greedy choice off the fused arg-max once they are out, or without a stop token."""
+    waiting = state(4, output=[1], eos=(3,), min_tokens=2)
+    assert waiting.processed
+    waiting.append(1)
+    assert not waiting.processed
+    assert not state(4, eos=(3,), min_tokens=2, ignore_eos=True).processed
+    assert not state(4).processed
+    assert state(4, presence_penalty=0.1).processed
+    assert state(4, logit_bias=((1, 1.0),)).processed

@@ -30,6 +30,7 @@ def test_the_vectors_of_the_documentation() -> None:
         (2**64 - 1, 2**20): 0.6439801416380194,
     }
     assert {(seed, position): uniform(stream_key(seed), position) for seed, position in vectors} == vectors
+    assert [choice_seed(42, choice) for choice in range(3)] == [42, 814261035509592648, 11333517100451040940]
 
 
 def test_numbers_equal_a_numpy_uint64_computation() -> None:

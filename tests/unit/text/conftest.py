@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from tests.unit.text.vocabularies import Vocabulary, build_byte_level, build_sentencepiece, byte_level
 
-DEMO_TOKENIZER = Path("models/smollm2-135m-instruct/tokenizer.json")
+DEMO_TOKENIZER = Path(__file__).parents[3] / "models/smollm2-135m-instruct/tokenizer.json"
 
 
 @pytest.fixture(scope="session")

@@ -3,63 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from weir.client import AsyncClient, Completion, InvalidRequestError
-from weir.config import EngineSettings, ModelSettings, ServerSettings, Settings, TelemetrySettings
-from weir.engine.process import EngineClient
-from weir.server.app import App
-from weir.server.prompts import NoTokenizer
-from weir.telemetry.telemetry import Telemetry
+from weir.config import TelemetrySettings
 
+from tests.e2e.tiny_server import tiny_server
 from tests.unit.telemetry.factories import Received, attributes, grpc_receiver
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
-@asynccontextmanager
-async def serving(folder: Path, endpoint: str) -> AsyncIterator[tuple[App, EngineClient, Telemetry]]:
-    """A server of random weights that computes 32 tokens a step, so that prompts are cut into chunks."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    settings = Settings(
-        model=ModelSettings(model=str(folder), served_model_name="tiny", load_format="dummy", device="cpu"),
-        engine=EngineSettings(kv_memory_bytes=8 * 2**20, max_running=8, max_batch_tokens=32, threads=1),
-        server=ServerSettings(host="127.0.0.1", port=0, admin_address="127.0.0.1:0", metrics_port=0),
-        telemetry=TelemetrySettings(trace_endpoint=endpoint),
-    )
-    telemetry, engine = Telemetry(settings, "tiny"), EngineClient(settings)
-    engine.start()
-    app = App(settings, engine, NoTokenizer, telemetry)
-    await app.start()
-    try:
-        await engine.ready()
-        yield app, engine, telemetry
-    finally:
-        await app.shut_down()
 
 
 def spans_of(received: Received, request_id: str) -> Span:
@@ -88,8 +43,8 @@ def linked_tokens(received: Received, span: Span) -> tuple[int, int, int]:
 
 async def test_steps_and_links_account_for_every_token_of_every_request(tmp_path: Path) -> None:
     with grpc_receiver() as (endpoint, received):
-        async with serving(tmp_path, endpoint) as (app, engine, telemetry):
-            client = AsyncClient(f"127.0.0.1:{app.port}")
+        async with tiny_server(tmp_path, TelemetrySettings(trace_endpoint=endpoint)) as server:
+            client = AsyncClient(server.target)
             await client.wait_ready(60)
             prompts = {"short": 3, "chunked": 100, "exact": 32, "long": 150}
 
@@ -115,12 +70,12 @@ async def test_steps_and_links_account_for_every_token_of_every_request(tmp_path
                 if not budget.running_requests:
                     break
             await client.close()
-        steps = engine.snapshot().step
+        steps = server.engine.snapshot().step
 
     assert sorted(attributes(span.attributes)["weir.step.number"] for span in received.named("engine.step")) == list(
         range(1, steps + 1)
     )
-    assert sum(count.value for count in telemetry.metrics.traces.dropped.values()) == 0
+    assert sum(count.value for count in server.telemetry.metrics.traces.dropped.values()) == 0
     for name, length in prompts.items():
         span, usage = spans_of(received, name), answers[name].usage
         assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
@@ -145,14 +100,14 @@ async def test_steps_and_links_account_for_every_token_of_every_request(tmp_path
 
 async def test_an_engine_that_dies_is_the_status_of_the_requests_that_were_in_it(tmp_path: Path) -> None:
     with grpc_receiver() as (endpoint, received):
-        async with serving(tmp_path, endpoint) as (app, engine, _):
-            client = AsyncClient(f"127.0.0.1:{app.port}", max_attempts=1)
+        async with tiny_server(tmp_path, TelemetrySettings(trace_endpoint=endpoint)) as server:
+            client = AsyncClient(server.target, max_attempts=1)
             await client.wait_ready(60)
             stream = client.generate(token_ids=[9] * 40, request_id="hit", max_tokens=400, ignore_eos=True)
             await anext(stream)
-            engine._process.kill()
-            await engine.failed
-            assert await app.live.wait_empty(30)
+            server.engine._process.kill()
+            await server.engine.failed
+            assert await server.app.live.wait_empty(30)
             await stream.aclose()
             await client.close()
     span = spans_of(received, "hit")

@@ -142,3 +142,5 @@ class Budget:
     queued_tokens: int
     estimated_wait_s: float
     step: int
+    computed_tokens: int = 0
+    prefix_hit_tokens: int = 0

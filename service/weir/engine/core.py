@@ -76,6 +76,8 @@ class EngineCore:
         self._prompt_scores: dict[str, list[TokenLogprobs | None]] = {}
         self._wait = WaitEstimate()
         self._step = 0
+        self._computed_tokens = 0
+        self._hit_tokens = 0
         self._rejected = 0
 
     @property
@@ -128,6 +130,8 @@ class EngineCore:
             queued_tokens=waiting.tokens,
             estimated_wait_s=self._wait.seconds(waiting.tokens) if len(waiting) else 0.0,
             step=self._step,
+            computed_tokens=self._computed_tokens,
+            prefix_hit_tokens=self._hit_tokens,
         )
 
     def next_deadline(self) -> float | None:
@@ -159,6 +163,8 @@ class EngineCore:
         record = None
         if plan.chunks:
             self._step += 1
+            self._computed_tokens += plan.num_tokens
+            self._hit_tokens += plan.hit_tokens
             phases = PhaseTimes(t1 - t0, launched.build_s, t2 - t1 - launched.build_s, t3 - t2, t4 - t3)
             record = self._record(plan, finished, phases, began_ns, began_ns + int((t4 - t0) * 1e9))
         return StepOutput(record, self.take_events())
@@ -169,7 +175,7 @@ class EngineCore:
             for choice in request.choices:
                 if choice.text is None:
                     self._equip(choice)
-            if spec.params.prompt_logprobs is not None and request.num_output == 0:
+            if spec.params.prompt_logprobs is not None and request.first_token_at is None:
                 self._prompt_scores.setdefault(spec.request_id, [None] * len(spec.prompt_token_ids))
             if request.preempted_at_output < 0:
                 self._events.append(

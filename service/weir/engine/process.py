@@ -355,7 +355,9 @@ class EngineClient:
                 self._info, self._limits, self._budget = info, limits, budget
                 self._ready.set_result(info)
             case Flushed(blocks):
-                self._flushes.pop(0).set_result(blocks)
+                answer = self._flushes.pop(0)
+                if not answer.done():  # its caller may have gone
+                    answer.set_result(blocks)
             case Fatal(detail):
                 self._detail = detail
 
@@ -381,7 +383,8 @@ class EngineClient:
             del self._streams[request_id]
             stream._push(Failed(request_id, error))
         for answer in self._flushes:
-            answer.set_exception(error)
+            if not answer.done():
+                answer.set_exception(error)
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # nobody may be waiting

@@ -64,7 +64,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSnapshot:
-    """The KV budget and the queue at one moment. free + used + cached = total."""
+    """The KV budget and the queue at one moment. free + used + cached = total. The last three count from the start."""
 
     kv_total_tokens: int
     kv_free_tokens: int
@@ -76,6 +76,8 @@ class BudgetSnapshot:
     queued_tokens: int
     estimated_wait_s: float
     step: int
+    computed_tokens: int = 0
+    prefix_hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

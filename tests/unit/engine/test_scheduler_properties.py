@@ -141,3 +141,46 @@ def _cancel_due(run: Simulation, cancels: list[tuple[float, str]]) -> None:
     for item in [c for c in cancels if c[0] <= run.now]:
         cancels.remove(item)
         run.close(item[1], "cancelled")
+
+
+_tight = st.builds(
+    Arrival,
+    after=st.integers(0, 2),
+    prompt=st.builds(
+        lambda shared, own: (*range(2, 2 + shared), *range(900, 900 + own)), st.integers(1, 10), st.integers(0, 2)
+    ),
+    max_tokens=st.integers(1, 10),
+    n=st.sampled_from([1, 1, 2, 3]),
+    ends=st.just(10**9),
+    priority=st.just(5),
+    deadline_in=st.none(),
+    cancel_in=st.none(),
+    tenant=st.just(""),
+    salt=st.just(""),
+)
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    arrivals=st.lists(_tight, min_size=3, max_size=10),
+    num_blocks=st.integers(5, 24),
+    block_size=st.sampled_from([1, 2]),
+    max_running=st.integers(2, 8),
+    spare_tokens=st.integers(1, 12),
+    lag=st.sampled_from([0, 1]),
+)
+def test_shared_blocks_are_never_promised_twice_in_a_tight_pool_where_everyone_runs_to_the_end(
+    arrivals: list[Arrival], num_blocks: int, block_size: int, max_running: int, spare_tokens: int, lag: int
+) -> None:
+    scheduler = make_scheduler(
+        num_blocks, block_size, max_running=max_running, max_batch_tokens=max_running + spare_tokens, collect_lag=lag
+    )
+    run = Simulation(scheduler)
+    for number, arrival in enumerate(arrivals):
+        needed = blocks_needed(len(arrival.prompt), arrival.max_tokens, arrival.n, block_size)
+        if needed <= num_blocks and arrival.n <= max_running:
+            run.submit(spec(f"r{number}", arrival.prompt, arrival.max_tokens, n=arrival.n))
+        for _ in range(arrival.after):
+            run.step()
+    run.run()
+    assert run.preemptions == 0

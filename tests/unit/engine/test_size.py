@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from weir.models.size import size_report
+from weir.engine.size import size_report
 
 from tests.unit.models import tiny
 from tests.unit.models.test_spec import LLAMA_3_1

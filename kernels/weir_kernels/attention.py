@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import triton
@@ -12,10 +13,13 @@ from weir_kernels.attention_prefill import prefill_kernel
 from weir_kernels.checks import require
 from weir_kernels.launch import Launch
 from weir_kernels.ragged import RaggedBatch
-from weir_kernels.tuning import Chip, chip_of, tile_config
+from weir_kernels.tuning import Chip, Regime, TileConfig, chip_of, tile_config
 
 LOG2E = math.log2(math.e)
 MIN_BLOCK_SIZE = 16
+# A matrix instruction multiplies at least this deep; MAX_HEAD_DIM is what the committed tables fit in shared memory.
+MIN_BLOCK_D = 16
+MAX_HEAD_DIM = 256
 MAX_GROUP = 32
 SPLITS_AT_ONCE = 32
 FLOAT8 = torch.float8_e4m3fn
@@ -86,8 +90,11 @@ def plan_launches(
     v_scale: float,
     split_tokens: int | None,
     chip: Chip,
+    configs: Mapping[Regime, TileConfig] | None = None,
 ) -> list[Launch]:
     """The launches of `paged_attention` on a chip: decode and merge, prefill, or all three.
+
+    configs: launch parameters other than those of the chip's table.
 
     Nothing here depends on a sequence length, so a captured graph replays with other lengths.
     """
@@ -95,7 +102,7 @@ def plan_launches(
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    block_d = triton.next_power_of_2(head_dim)
+    block_d = max(MIN_BLOCK_D, triton.next_power_of_2(head_dim))
     qk_scale = scale * k_scale
     shared = {
         "out_ptr": out,
@@ -128,7 +135,7 @@ def plan_launches(
     launches: list[Launch] = []
     num_decodes = batch.num_decodes
     if num_decodes:
-        config = tile_config(chip.arch, block_d, block_size, k_cache.dtype, "decode")
+        config = configs["decode"] if configs else tile_config(chip.arch, head_dim, block_size, k_cache.dtype, "decode")
         table_tokens = batch.block_tables.shape[1] * block_size
         target_items = max(1, chip.processors * config.programs_per_sm // num_kv_heads)
         max_items = num_decodes + target_items
@@ -165,7 +172,9 @@ def plan_launches(
             launches.append(Launch(merge_kernel, (num_decodes, num_heads), arguments))
     num_prefills = batch.seq_lens.shape[0] - num_decodes
     if num_prefills:
-        config = tile_config(chip.arch, block_d, block_size, k_cache.dtype, "prefill")
+        config = (
+            configs["prefill"] if configs else tile_config(chip.arch, head_dim, block_size, k_cache.dtype, "prefill")
+        )
         block_m = max(config.block_m, triton.next_power_of_2(group))
         query_blocks = (num_tokens - num_decodes) // (block_m // group) + num_prefills
         arguments = shared | {
@@ -199,6 +208,7 @@ def _check(
     require(v_cache.shape == k_cache.shape, f"v_cache has shape {list(v_cache.shape)}, k_cache {list(k_cache.shape)}")
     require(v_cache.stride() == k_cache.stride(), f"v_cache has strides {v_cache.stride()}, k_cache {k_cache.stride()}")
     require(q.shape[2] == head_dim, f"q has head_dim {q.shape[2]}, the cache {head_dim}")
+    require(head_dim <= MAX_HEAD_DIM, f"head_dim {head_dim} is over {MAX_HEAD_DIM}")
     require(q.stride(2) == 1 and k_cache.stride(3) == 1, "the last dimension of q and of the cache must have stride 1")
     require(
         block_size >= MIN_BLOCK_SIZE and block_size & (block_size - 1) == 0,

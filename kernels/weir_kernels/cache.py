@@ -33,7 +33,7 @@ def slot_offset(slot, stride_block, stride_slot, BLOCK_SIZE: tl.constexpr):
     return slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots_ptr"])
 def write_kv_kernel(
     k_cache_ptr,
     v_cache_ptr,

@@ -18,7 +18,7 @@ from weir_kernels.launch import Launch
 from weir_kernels.rope import HEADS_AT_ONCE, check_rotary, load_angles, load_heads, rotary_constants, store_heads
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions_ptr", "slots_ptr"])
 def norm_rope_write_kv_kernel(
     q_out_ptr,
     k_cache_ptr,
@@ -62,9 +62,9 @@ def norm_rope_write_kv_kernel(
     group = tl.program_id(1)
     q_groups = tl.cdiv(NUM_HEADS, HEADS)
     if group < q_groups:
-        heads = group * HEADS + tl.arange(0, HEADS)
+        heads = (group * HEADS + tl.arange(0, HEADS)).to(tl.int64)
         present = heads < NUM_HEADS
-        source = q_ptr + token * stride_q_token + heads.to(tl.int64) * stride_q_head
+        source = q_ptr + token * stride_q_token + heads * stride_q_head
         first, second, kept = load_heads(
             source, present, q_weight_ptr, eps, HALF, BLOCK_HALF, HEAD_DIM, BLOCK_REST, HAS_NORM
         )
@@ -77,13 +77,13 @@ def norm_rope_write_kv_kernel(
         heads = ((group - q_groups) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
         # A token of slot -1 (padding) writes nothing, not even to the null block.
         present = heads < tl.where(slot >= 0, NUM_KV_HEADS, 0)
-        target = slot_offset(slot, stride_block, stride_slot, BLOCK_SIZE) + heads * stride_kv_head
+        offsets = slot_offset(slot, stride_block, stride_slot, BLOCK_SIZE) + heads * stride_kv_head
         source = k_ptr + token * stride_k_token + heads * stride_k_head
         first, second, kept = load_heads(
             source, present, k_weight_ptr, eps, HALF, BLOCK_HALF, HEAD_DIM, BLOCK_REST, HAS_NORM
         )
         store_heads(
-            k_cache_ptr + target,
+            k_cache_ptr + offsets,
             present,
             to_cache(first * cos - second * sin, k_inverse_scale, IS_FLOAT8),
             to_cache(second * cos + first * sin, k_inverse_scale, IS_FLOAT8),
@@ -98,7 +98,7 @@ def norm_rope_write_kv_kernel(
             source, present, k_weight_ptr, eps, HALF, BLOCK_HALF, HEAD_DIM, BLOCK_REST, False
         )
         store_heads(
-            v_cache_ptr + target,
+            v_cache_ptr + offsets,
             present,
             to_cache(first, v_inverse_scale, IS_FLOAT8),
             to_cache(second, v_inverse_scale, IS_FLOAT8),

@@ -87,7 +87,7 @@ def store_heads(
     tl.store(head_ptrs[:, None] + rest[None, :], kept.to(dtype), mask=present[:, None] & (rest < HEAD_DIM)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["positions_ptr"])
 def rope_kernel(
     q_out_ptr,
     k_out_ptr,

@@ -21,7 +21,26 @@ GREEDY_BELOW = tl.constexpr(1e-5)
 WEIGHTLESS = tl.constexpr(-104.0)
 LOWEST_KEY = tl.constexpr(-(2**31))
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-MAX_BLOCK = 8192
+MAX_BLOCK = 4096
+PER_ROW = [
+    "token_ids_ptr",
+    "temperature_ptr",
+    "top_k_ptr",
+    "top_p_ptr",
+    "min_p_ptr",
+    "keys_ptr",
+    "positions_ptr",
+]
+
+
+PENALTIES = [
+    "row_starts_ptr",
+    "token_ids_ptr",
+    "counts_ptr",
+    "repetition_ptr",
+    "presence_ptr",
+    "frequency_ptr",
+]
 
 
 @triton.jit
@@ -34,7 +53,7 @@ def uniform(key, position):
     return (z >> 11).to(tl.float64) * 1.1102230246251565e-16
 
 
-@triton.jit(do_not_specialize=["stride_row"])
+@triton.jit(do_not_specialize=PER_ROW)
 def sample_kernel(
     token_ids_ptr,
     logits_ptr,
@@ -44,7 +63,7 @@ def sample_kernel(
     min_p_ptr,
     keys_ptr,
     positions_ptr,
-    stride_row,
+    stride_row: tl.int64,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -147,7 +166,7 @@ def _draw(
     return tl.where(token == VOCAB, last_kept, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PENALTIES)
 def penalise_kernel(
     logits_ptr,
     row_starts_ptr,
@@ -156,7 +175,7 @@ def penalise_kernel(
     repetition_ptr,
     presence_ptr,
     frequency_ptr,
-    stride_row,
+    stride_row: tl.int64,
     BLOCK: tl.constexpr,
 ):
     """Grid (rows,). Only the logits of a row's seen tokens are read and written."""
@@ -235,7 +254,7 @@ def sample_launch(
         "VOCAB": vocab,
         "BLOCK": block,
     } | {f"{name}_ptr": tensor for name, (tensor, _) in per_row.items()}
-    return Launch(sample_kernel, (rows,), arguments, num_warps=max(1, block // 512))
+    return Launch(sample_kernel, (rows,), arguments, num_warps=max(1, block // 256))
 
 
 def penalise(

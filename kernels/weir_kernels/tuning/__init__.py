@@ -63,7 +63,7 @@ def load_table(arch: str) -> dict[str, TileConfig]:
 def tile_config(arch: str, head_dim: int, block_size: int, dtype: torch.dtype, regime: Regime) -> TileConfig:
     """The most specific entry for a kernel: the exact key, then any dtype, then any block size, then any head size.
 
-    head_dim: the size the kernel works with, a power of two. dtype: of the KV cache.
+    dtype: of the KV cache.
     Raises KeyError when a table lacks its `regime/*/*/*` entry.
     """
     table = load_table(arch)

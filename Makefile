@@ -5,25 +5,63 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := models/smollm2-135m-instruct
+WORKLOAD := benchmarks/mixed64.json
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 20
 
 $(VENV)/.installed: pyproject.toml requirements/constraints.txt proto/build_stubs.py $(wildcard proto/weir/v1/*.proto)
+	@echo "installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c requirements/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/constraints.txt -e '.[dev]'
+	@# torch on its own first: the pinned CPU build, before anything can ask for a larger one.
+	$(PIP) install torch==2.13.0 -c requirements/constraints.txt
+	$(PIP) install -c requirements/constraints.txt -e '.[dev]'
 	$(BIN)/python proto/build_stubs.py
 	@touch $@
 
 .PHONY: venv
 venv: $(VENV)/.installed ## create .venv with everything development needs
 
-.PHONY: proto
-proto: $(VENV)/.installed ## lint the API and generate its Python stubs
-	cd proto && ../$(BIN)/buf lint
-	$(BIN)/python proto/build_stubs.py
+.PHONY: model
+model: $(MODEL)/config.json ## fetch the demo model into models/
+
+$(MODEL)/config.json: | $(VENV)/.installed
+	$(BIN)/weir fetch smollm2-135m-instruct
+
+.PHONY: kernels
+kernels: $(VENV)/.installed ## compile the CPU kernels, where a compiler is
+	@$(BIN)/python -m weir_kernels.cpu.build || echo "no CPU kernels: the torch path serves instead"
+
+.PHONY: demo
+demo: $(VENV)/.installed model kernels ## a real model answers three questions at once, over gRPC
+	@$(BIN)/python scripts/demo.py --model $(MODEL)
+
+.PHONY: serve
+serve: $(VENV)/.installed model kernels ## serve the demo model on port 50051 until Ctrl-C
+	$(BIN)/weir serve --model $(MODEL)
+
+.PHONY: test
+test: $(VENV)/.installed model kernels ## the test suite: units, contracts, parity with the reference, end to end
+	$(PYTEST) tests/unit tests/contract tests/e2e
+
+.PHONY: test-chart
+test-chart: $(VENV)/.installed tools ## the Helm chart under two Helm majors and three Kubernetes schemas
+	$(PYTEST) tests/chart
+
+.PHONY: test-monitoring
+test-monitoring: $(VENV)/.installed ## alert rules and dashboards in a real Prometheus (Debian's, installed when absent)
+	@command -v promtool >/dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus)
+	$(PYTEST) tests/monitoring
+
+.PHONY: tools
+tools: .tools/helm-4 ## fetch Helm for the chart tests
+
+.tools/helm-4: scripts/fetch_helm.sh
+	scripts/fetch_helm.sh
+	@touch $@
 
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff, mypy, import rules, buf
@@ -32,3 +70,12 @@ lint: $(VENV)/.installed ## ruff, mypy, import rules, buf
 	$(BIN)/mypy service kernels
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
+
+.PHONY: proto
+proto: $(VENV)/.installed ## lint the API and generate its Python stubs
+	cd proto && ../$(BIN)/buf lint
+	$(BIN)/python proto/build_stubs.py
+
+.PHONY: bench
+bench: $(VENV)/.installed model kernels ## throughput and latency of the demo model on this machine
+	$(BIN)/weir bench --model $(MODEL) --workload $(WORKLOAD)

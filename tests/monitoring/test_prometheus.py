@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -13,14 +15,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
-from weir.config import ServerSettings, Settings
-from weir.engine.errors import CancelledError, QueueFullError
-from weir.telemetry.telemetry import Telemetry
+from weir.client import AsyncClient
+from weir.config import TelemetrySettings
 
+from tests.e2e.tiny_server import tiny_server
 from tests.monitoring.tools import program
-from tests.unit.telemetry import factories as make
 from tests.unit.telemetry.test_dashboards import DASHBOARDS, RULES, panels
 
 SCRAPE_S = 0.5
@@ -28,23 +28,28 @@ LOAD_S = 8.0
 WINDOW = "5s"
 
 
-def one_round(telemetry: Telemetry, number: int) -> None:
-    """A request that runs to its end, one that is cancelled, one that is rejected, and the steps between."""
-    runs, leaves, full = (telemetry.request_started(make.GENERATE, {}) for _ in range(3))
-    full.finished("RESOURCE_EXHAUSTED", QueueFullError(10, 0, 900, 9, 1.0))
-    for observer, request_id in ((runs, f"a{number}"), (leaves, f"b{number}")):
-        observer.submitted(make.request(request_id))
-        observer.event(make.admitted(request_id, prompt_tokens=40, cached_tokens=16))
-    telemetry.step(make.step(number, prefills=(make.prefill("a", 16, 24), make.prefill("b", 16, 24))))
-    telemetry.step(make.step(number, decodes=(make.decode("a"),), prefills=(make.prefill("b", 0, 4),)))
-    telemetry.step(make.step(number, decodes=(make.decode("a"), make.decode("b")), preempted=("b",)))
-    for last in (False, False, True):
-        runs.event(make.delta(last=last))
-    runs.finished("OK", None)
-    leaves.event(make.delta())
-    leaves.finished("CANCELLED", CancelledError())
-    telemetry.metrics.traces.exported.add(3)
-    telemetry.metrics.traces.dropped["ring_full"].add()
+def unused_port() -> int:
+    """A port for the server to take; Prometheus must know it before the server starts."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+async def traffic(client: AsyncClient, seconds: float) -> None:
+    """Rounds of requests that end, one that is cancelled, and more than the queue holds."""
+    end = time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < end:
+        number += 1
+        prompts = ([1 + (7 * i + number) % 250 for i in range(3 + 25 * k)] for k in range(14))
+        calls = [client.complete(token_ids=ids, max_tokens=20, ignore_eos=True) for ids in prompts]
+        await asyncio.gather(*calls, _leave(client), return_exceptions=True)
+
+
+async def _leave(client: AsyncClient) -> None:
+    stream = client.generate(token_ids=[9] * 40, max_tokens=300, ignore_eos=True)
+    await anext(stream)
+    await stream.aclose()
 
 
 @asynccontextmanager
@@ -114,14 +119,14 @@ def queries() -> dict[str, str]:
 
 
 async def test_every_panel_has_data_under_traffic_and_every_rule_evaluates(tmp_path: Path) -> None:
-    settings = Settings(server=ServerSettings(metrics_host="127.0.0.1", metrics_port=0))
-    telemetry = Telemetry(settings, "tiny")
-    port = await telemetry.start()
-    telemetry.watch(make.EngineStub(), make.engine_info(), [])
-    async with prometheus(tmp_path, port) as address:
-        for number in range(int(LOAD_S / 0.1)):
-            one_round(telemetry, number)
-            await asyncio.sleep(0.1)
+    telemetry, port = TelemetrySettings(trace_file=str(tmp_path / "trace.jsonl")), unused_port()
+    async with (
+        tiny_server(tmp_path, telemetry, max_queue_requests=4, metrics_port=port) as server,
+        prometheus(tmp_path, port) as address,
+        AsyncClient(server.target, max_attempts=1) as client,
+    ):
+        await client.wait_ready(60)
+        await traffic(client, LOAD_S)
         empty = []
         for name, query in queries().items():
             result = (await ask(address, "query", query=query))["result"]
@@ -131,13 +136,19 @@ async def test_every_panel_has_data_under_traffic_and_every_rule_evaluates(tmp_p
 
         groups = (await ask(address, "rules"))["groups"]
         assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
-
         [target] = (await ask(address, "targets"))["activeTargets"]
         assert (target["health"], target["lastError"]) == ("up", "")
+        assert await ask(address, "label/pod/values", **{"match[]": "weir_engine_info"}) == ["weir-0"]
 
-        labels = await ask(address, "label/pod/values", **{"match[]": "weir_engine_info"})
-        assert labels == ["weir-0"]
-        for gauge, value in (("vllm:num_requests_waiting", 3), ("vllm:kv_cache_usage_perc", 0.25)):
+        now = str(time.time())
+        seen = await ask(
+            address, "query_exemplars", query="weir_time_to_first_token_seconds_bucket", start="0", end=now
+        )
+        assert all(len(found["labels"]["trace_id"]) == 32 for series in seen for found in series["exemplars"])
+        assert seen
+
+        for gauge in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
             [sample] = (await ask(address, "query", query=gauge))["result"]
-            assert float(sample["value"][1]) == pytest.approx(value), "an endpoint picker's gauge is one series"
-    await telemetry.stop()
+            assert sample["metric"]["model_name"] == "tiny", "an endpoint picker's gauge is one series"
+        ratios = await ask(address, "query", query="max_over_time(vllm:kv_cache_usage_perc[10s])")
+        assert 0 < float(ratios["result"][0]["value"][1]) <= 1

@@ -49,10 +49,8 @@ class RequestTelemetry:
                 self._admit(event)
             case Preempted():
                 self._trace.preempted(self._tracing.clock.now_ns())
-            case Done():
-                self._trace.usage = event.usage
-            case Failed():
-                pass  # `finished` brings the error
+            case Done() | Failed():
+                pass  # `finished` says how it ended
 
     def _admit(self, event: Admitted) -> None:
         if self._admitted is not None:

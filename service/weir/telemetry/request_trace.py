@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from opentelemetry.trace import Span, SpanContext
 
-from weir.engine.request import GenerateRequest, Usage
+from weir.engine.request import GenerateRequest
 from weir.telemetry.outcome import Outcome
 
 MAX_PREEMPTED_EVENTS = 16
 MAX_CONTENT_CHARS = 65536
-
-
-class Clock(Protocol):
-    """Nanoseconds since the epoch."""
-
-    def now_ns(self) -> int: ...
 
 
 class AnchoredClock:
@@ -42,10 +35,8 @@ class RequestTrace:
     submitted_ns: int | None = None
     admitted_ns: int | None = None
     first_token_ns: int | None = None
-    last_token_ns: int | None = None
     finished_ns: int | None = None
     request: GenerateRequest | None = None
-    usage: Usage | None = None
     preempted_ns: list[int] = field(default_factory=list)
     preemptions: int = 0
     output_tokens: int = 0

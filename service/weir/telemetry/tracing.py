@@ -13,7 +13,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind
 
 from weir import __version__
-from weir.config import TelemetrySettings
+from weir.config import ConfigError, TelemetrySettings
 from weir.engine.records import StepRecord
 from weir.telemetry import attributes as names
 from weir.telemetry.exporters import wanted_exporters
@@ -37,8 +37,8 @@ SHUTDOWN_TIMEOUT_S = 2.0
 class Tracing:
     """Makes and exports the spans of requests and steps.
 
-    `model_name` is the served name. `max_running` choices in a step must be linkable unless OTEL_SPAN_LINK_COUNT_LIMIT
-    says otherwise. `env` holds the OTEL_* variables; default: the process's. Raises ConfigError.
+    `model_name` is the served name. As many requests as `max_running` can be linked to one step, unless
+    OTEL_SPAN_LINK_COUNT_LIMIT says otherwise. Raises ConfigError for an OTEL_* variable that names something unknown.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Tracing:
         model_name: str,
         metrics: TraceMetrics,
         max_running: int = 64,
-        env: Mapping[str, str] | None = None,
     ) -> None:
-        env = os.environ if env is None else env
         self.clock = AnchoredClock()
         self._metrics = metrics
         self._model_name = model_name
-        self._exporters = wanted_exporters(settings, env)
-        limits = SpanLimits()
-        provider = TracerProvider(resource=Resource.create(_service(env)), span_limits=limits, shutdown_on_exit=False)
+        self._exporters = wanted_exporters(settings, os.environ)
+        limits = _limits()
+        provider = TracerProvider(
+            resource=Resource.create(_service(os.environ)), span_limits=limits, shutdown_on_exit=False
+        )
         ended = EndedSpans()
         provider.add_span_processor(ended)
         self._tracer = provider.get_tracer("weir", __version__)
@@ -65,16 +65,16 @@ class Tracing:
             provider.resource,
             InstrumentationScope("weir", __version__),
             step_sampler(settings.trace_steps, settings.trace_step_ratio, settings.trace_slow_step_s),
-            _int(env, "OTEL_SPAN_LINK_COUNT_LIMIT", default_links),
+            _int("OTEL_SPAN_LINK_COUNT_LIMIT", default_links),
             settings.trace_phases,
         )
-        self._ring: Ring[TraceItem] = Ring(_int(env, "OTEL_BSP_MAX_QUEUE_SIZE", MAX_RING_ITEMS), MAX_RING_WEIGHT)
+        self._ring: Ring[TraceItem] = Ring(_int("OTEL_BSP_MAX_QUEUE_SIZE", MAX_RING_ITEMS), MAX_RING_WEIGHT)
         self._pipeline: Pipeline[TraceItem] = Pipeline(
             self._ring,
             TraceSpanBuilder(steps, self._requests),
             metrics,
-            max_batch=_int(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", MAX_BATCH_SPANS),
-            delay_s=_int(env, "OTEL_BSP_SCHEDULE_DELAY", EXPORT_DELAY_MS) / 1000,
+            max_batch=_int("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", MAX_BATCH_SPANS),
+            delay_s=_int("OTEL_BSP_SCHEDULE_DELAY", EXPORT_DELAY_MS) / 1000,
         )
 
     @property
@@ -134,6 +134,13 @@ class Tracing:
             self._pipeline.shutdown(timeout_s)
 
 
+def _limits() -> SpanLimits:
+    try:
+        return SpanLimits()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def _service(env: Mapping[str, str]) -> dict[str, str]:
     """The service's name and version, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES give them."""
     given = env.get("OTEL_RESOURCE_ATTRIBUTES", "")
@@ -142,6 +149,6 @@ def _service(env: Mapping[str, str]) -> dict[str, str]:
     return version if named else {"service.name": "weir", **version}
 
 
-def _int(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(name, "").strip()
+def _int(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip()
     return int(text) if text.isdigit() and int(text) > 0 else default

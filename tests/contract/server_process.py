@@ -33,9 +33,9 @@ CONFIG = {
 
 
 class ServerProcess:
-    """Started on construction; ready after `ready()`."""
+    """Started on construction, with further flags; ready after `ready()`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         model = folder / "tiny"
         model.mkdir()
         (model / "config.json").write_text(json.dumps(CONFIG))
@@ -45,6 +45,7 @@ class ServerProcess:
                 *(sys.executable, "-m", "weir.cli", "serve", "--model", str(model), "--load-format", "dummy"),
                 *("--host", "127.0.0.1", "--port", self.target.rpartition(":")[2], "--admin-address", "127.0.0.1:0"),
                 *("--metrics-port", "0", "--kv-memory", "32MiB", "--kernels", "reference", "--threads", "1"),
+                *flags,
             ],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=(folder / "server.log").open("w"),

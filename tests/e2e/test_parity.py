@@ -1,9 +1,8 @@
-"""Greedy output equals Hugging Face's, token for token in float32, however the work is cut and whoever shares the step."""
+"""Greedy output equals Hugging Face's, token for token in float32, however work is cut and whoever shares the step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +95,8 @@ def expect(references: dict[str, Reference], got: dict[str, tuple[tuple[int, ...
 
 
 @pytest.fixture(scope="module")
-def alone(model_dir: Path) -> Iterator[EngineCore]:
-    yield make_engine(model_dir, max_running=4, max_batch_tokens=512, prefix_cache=True)
+def alone(model_dir: Path) -> EngineCore:
+    return make_engine(model_dir, max_running=4, max_batch_tokens=512, prefix_cache=True)
 
 
 @pytest.mark.parametrize("name", PROMPTS)

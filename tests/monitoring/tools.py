@@ -1,4 +1,4 @@
-"""The Prometheus programs that these tests run; `make monitoring-tools` installs them."""
+"""The Prometheus programs that these tests run; `make test-monitoring` installs them."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def program(name: str) -> str:
     """Path of `prometheus` or `promtool`; the test fails when it is not installed."""
     path = shutil.which(name)
     if path is None:
-        pytest.fail(f"{name} is not installed; `make monitoring-tools` installs Debian's prometheus package")
+        pytest.fail(f"{name} is not installed; `make test-monitoring` installs Debian's prometheus package")
     return path

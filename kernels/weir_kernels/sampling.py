@@ -20,7 +20,6 @@ GREEDY_BELOW = tl.constexpr(1e-5)
 # exp of less than this is 0 in float32: tokens further below the maximum, in units of temperature, weigh nothing.
 WEIGHTLESS = tl.constexpr(-104.0)
 LOWEST_KEY = tl.constexpr(-(2**31))
-GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 MAX_BLOCK = 4096
 PER_ROW = [
     "token_ids_ptr",
@@ -28,8 +27,7 @@ PER_ROW = [
     "top_k_ptr",
     "top_p_ptr",
     "min_p_ptr",
-    "keys_ptr",
-    "positions_ptr",
+    "u_ptr",
 ]
 
 
@@ -43,16 +41,6 @@ PENALTIES = [
 ]
 
 
-@triton.jit
-def uniform(key, position):
-    """A float64 in [0, 1) with 53 random bits: SplitMix64 at counter position + 1 (Steele, Lea and Flood 2014)."""
-    z = key.to(tl.uint64, bitcast=True) + (position + 1).to(tl.uint64) * GOLDEN
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    z = z ^ (z >> 31)
-    return (z >> 11).to(tl.float64) * 1.1102230246251565e-16
-
-
 @triton.jit(do_not_specialize=PER_ROW)
 def sample_kernel(
     token_ids_ptr,
@@ -61,8 +49,7 @@ def sample_kernel(
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
-    keys_ptr,
-    positions_ptr,
+    u_ptr,
     stride_row: tl.int64,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -118,9 +105,9 @@ def sample_kernel(
         ties = tl.where(count - high_count == 1, 1, tl.maximum(ties, 1))
         ties = tl.where(low == k_low, tl.minimum(ties, k_ties), ties)
 
-    u = uniform(tl.load(keys_ptr + row), tl.load(positions_ptr + row))
     kept_total = _kept(row_ptr, maximum, temperature, low, high, ties, min_p, VOCAB, BLOCK)
-    token = _draw(row_ptr, maximum, temperature, low, high, ties, min_p, u * kept_total, best, VOCAB, BLOCK)
+    target = tl.load(u_ptr + row) * kept_total
+    token = _draw(row_ptr, maximum, temperature, low, high, ties, min_p, target, best, VOCAB, BLOCK)
     tl.store(token_ids_ptr + row, token.to(tl.int64))
 
 
@@ -130,8 +117,9 @@ def _kept_weights(
 ):
     """Weights [BLOCK] float64 with those of truncated tokens 0, and the number of ties not yet used up."""
     logits = load_logits(row_ptr, start, VOCAB, BLOCK)
-    keys = order_key(logits).to(tl.int64)
-    tied = ((keys >= low) & (keys < high)).to(tl.int32)
+    keys = order_key(logits)
+    high = high.to(tl.int32)
+    tied = ((keys >= low.to(tl.int32)) & (keys < high)).to(tl.int32)
     weights = tl.exp((logits - maximum) / temperature)
     kept = (keys >= high) | ((tied > 0) & (tl.cumsum(tied, 0) <= ties_left))
     weights = tl.where(kept & (weights >= min_p), weights, 0.0)
@@ -203,8 +191,7 @@ def sample(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
+    u: torch.Tensor,
 ) -> torch.Tensor:
     """One token a row, [R] int64: the first kept id, ascending, whose cumulative weight exceeds u times the total.
 
@@ -212,12 +199,12 @@ def sample(
     its predecessors (larger logit, or equal logit and lower id) number fewer than top_k, while their share of what
     top_k left is below top_p, and while its weight is at least min_p. The first token is always kept.
     temperature: [R] float32, below 1e-5 = greedy. top_k: [R] int32, 0 = off. top_p: [R] float32 or float64, 1 = off.
-    min_p: [R] float32, 0 = off. keys: [R] int64, the mixed seed of each row; positions: [R] int64: with the key it
-    gives the row's random number u (SplitMix64, 53 bits) and nothing else does.
+    min_p: [R] float32, 0 = off. u: [R] float64 in [0, 1), the row's random number: where it depends on the seed and the
+    position only, as docs/sampling.md defines it, a token is the same on any device.
     NaN counts as impossible and +inf as the largest number; a row in which nothing is possible gives id 0.
     """
     token_ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    sample_launch(token_ids, logits, temperature, top_k, top_p, min_p, keys, positions).run()
+    sample_launch(token_ids, logits, temperature, top_k, top_p, min_p, u).run()
     return token_ids
 
 
@@ -228,8 +215,7 @@ def sample_launch(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
+    u: torch.Tensor,
 ) -> Launch:
     """The launch of `sample`. Raises ValueError for a layout or dtype the kernel would read wrongly."""
     _check_logits(logits)
@@ -240,8 +226,7 @@ def sample_launch(
         "top_k": (top_k, (torch.int32,)),
         "top_p": (top_p, (float32, float64)),
         "min_p": (min_p, (float32,)),
-        "keys": (keys, (torch.int64,)),
-        "positions": (positions, (torch.int64,)),
+        "u": (u, (float64,)),
     }
     for name, (tensor, dtypes) in per_row.items():
         require(tensor.dtype in dtypes, f"{name} has dtype {tensor.dtype}, not {dtypes[0]}")

@@ -41,10 +41,13 @@ def _measure(row_ptr, maximum, temperature, first, second, third, VOCAB: tl.cons
     first_weight = tl.zeros([BLOCK], tl.float32)
     second_weight = tl.zeros([BLOCK], tl.float32)
     third_weight = tl.zeros([BLOCK], tl.float32)
+    first = first.to(tl.int32)
+    second = second.to(tl.int32)
+    third = third.to(tl.int32)
     for start in range(0, VOCAB, BLOCK):
         logits = load_logits(row_ptr, start, VOCAB, BLOCK)
         inside = start + tl.arange(0, BLOCK) < VOCAB
-        keys = order_key(logits).to(tl.int64)
+        keys = order_key(logits)
         weights = tl.exp((logits - maximum) / temperature)
         first_count += ((keys >= first) & inside).to(tl.int32)
         second_count += ((keys >= second) & inside).to(tl.int32)

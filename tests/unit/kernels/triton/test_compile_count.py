@@ -69,8 +69,8 @@ def launches_of_a_step(rows: int) -> Iterator[Launch]:
         chip=Chip(ARCH, 132),
     )
     logits, values = torch.zeros(rows, 1024), shifted(rows, torch.float32, shift)
-    top_k, keys = shifted(rows, torch.int32, shift), shifted(rows, torch.int64, shift)
-    yield sample_launch(keys, logits, values, top_k, values, values, keys, keys)
+    top_k, u = shifted(rows, torch.int32, shift), shifted(rows, torch.float64, shift)
+    yield sample_launch(shifted(rows, torch.int64, shift), logits, values, top_k, values, values, u)
     starts, seen = shifted(rows + 1, torch.int32, shift), shifted(3 * rows, torch.int64, shift)
     yield penalise_launch(logits, starts, seen, shifted(3 * rows, torch.float32, shift), values, values, values)
 

@@ -1,0 +1,60 @@
+"""Compile every shipped kernel for every chip, rewrite the bounds and the table: `python -m weir_kernels.aot DOCS`.
+
+DOCS: a Markdown file with a `<!-- machine code -->` ... `<!-- end -->` pair, between which the table goes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import triton
+
+from weir_kernels.aot.bounds import violations, write_bounds
+from weir_kernels.aot.machine_code import MachineCode, machine_code
+from weir_kernels.aot.offline import TARGETS
+from weir_kernels.aot.variants import shipped
+
+START, END = "<!-- machine code -->", "<!-- end -->"
+
+
+def table(bounds: dict[str, dict[str, MachineCode]]) -> str:
+    """One Markdown row a variant, one group of columns a chip: registers / spilled bytes / shared bytes."""
+    names = list(dict.fromkeys(name for rows in bounds.values() for name in rows))
+    lines = [
+        f"Triton {triton.__version__}; registers a thread / spilled bytes / shared bytes, matrix instruction.",
+        "",
+        "| kernel | " + " | ".join(bounds) + " |",
+        "| --- |" + " --- |" * len(bounds),
+    ]
+    for name in names:
+        cells = []
+        for rows in bounds.values():
+            code = rows.get(name)
+            cost = f"{code.registers} / {code.spilled_bytes} / {code.shared_bytes}" if code else ""
+            cells.append(f"{cost} {code.matrix.split('.')[0]}".strip() if code else "not supported")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(docs: Path) -> int:
+    """Returns the number of faults found, each printed."""
+    bounds: dict[str, dict[str, MachineCode]] = {}
+    faults: list[str] = []
+    for arch in TARGETS:
+        bounds[arch] = {}
+        for variant in shipped(arch):
+            if variant.name not in bounds[arch]:
+                code = machine_code(variant.launch, arch)
+                bounds[arch][variant.name] = code
+                faults += violations(arch, variant.name, code, code)
+    write_bounds(bounds)
+    text = docs.read_text()
+    before, rest = text.split(START)
+    docs.write_text(before + START + "\n" + table(bounds) + "\n" + END + rest.split(END)[1])
+    print("\n".join(faults) or "no faults")
+    return len(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(Path(sys.argv[1]))))

@@ -28,9 +28,15 @@ _BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 def load_engine(settings: Settings) -> EngineCore:
     """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong."""
     model, engine = settings.model, settings.engine
-    torch.set_num_threads(engine.threads or compute_threads())
+    threads = engine.threads or compute_threads()
+    torch.set_num_threads(threads)
     decoder = build_decoder(
-        model.model, dtype=model.dtype, device=model.device, kernels=model.kernels, load_format=model.load_format
+        model.model,
+        dtype=model.dtype,
+        device=model.device,
+        kernels=model.kernels,
+        load_format=model.load_format,
+        threads=threads,
     )
     spec, device = decoder.spec, decoder.device
     block_size = engine.block_size or _BLOCK_SIZE[device.type]

@@ -10,6 +10,7 @@ from test_triton_engine import QWEN3, triton_kernels
 from weir.engine.blocks import BlockHasher, BlockPool
 from weir.engine.gpu_batch import StepShape
 from weir.engine.gpu_graphs import EagerGraphs, graph_sizes
+from weir.engine.gpu_memory import largest_step
 from weir.engine.gpu_runner import GpuRunner
 from weir.engine.request import ChoiceFinish, FinishReason, GenerateRequest, SamplingParams
 from weir.engine.runner import Runner
@@ -104,3 +105,13 @@ def test_recorded_sizes_cover_every_batch_with_little_padding() -> None:
     graphs.record(graph_sizes(5), lambda size: torch.full((size,), size))
     assert [graphs.fitting(rows) for rows in (1, 3, 5, 6)] == [1, 4, 5, None]
     assert graphs.replay(4).tolist() == [4, 4, 4, 4]
+
+
+def test_the_largest_step_needs_no_cache_of_its_size_and_writes_nothing() -> None:
+    decoder = Decoder(SPEC, dummy_weights(SPEC, torch.float32, CPU), triton_kernels())
+    kv = decoder.allocate_kv(1, BLOCK_SIZE)
+    shape = StepShape(max_tokens=40, max_rows=6, max_blocks=16, block_size=BLOCK_SIZE)
+    logits = decoder.forward(largest_step(shape, CPU), kv)
+    assert logits.shape == (6, SPEC.vocab_size)
+    assert logits.isfinite().all()
+    assert not any(layer.any() for layer in (*kv.keys, *kv.values))

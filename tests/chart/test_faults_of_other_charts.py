@@ -145,7 +145,7 @@ def test_a_service_named_weir_puts_nothing_into_the_environment(ci: str) -> None
 def test_prometheus_reaches_the_metrics_through_the_network_policy() -> None:
     rules = render("gateway").one("NetworkPolicy")["spec"]["ingress"]
     (scrape,) = [r for r in rules if "monitoring" in str(r.get("from"))]
-    assert {p["port"] for p in scrape["ports"]} == {"metrics", "sidecar"}
+    assert {p["port"] for p in scrape["ports"]} == {"metrics", 9091}
 
 
 def test_the_endpoint_picker_reaches_metrics_through_the_network_policy() -> None:

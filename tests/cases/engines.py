@@ -14,6 +14,7 @@ from weir.engine.blocks import BlockHasher, BlockPool
 from weir.engine.core import EngineCore, StepOutput
 from weir.engine.detokenizer import TokenTable
 from weir.engine.errors import RequestError
+from weir.engine.plan import SchedulerLimits
 from weir.engine.random_numbers import choice_seed, stream_key, uniform
 from weir.engine.records import EngineInfo
 from weir.engine.request import (
@@ -30,7 +31,7 @@ from weir.engine.request import (
 )
 from weir.engine.runner import Runner
 from weir.engine.sampler import Sampler
-from weir.engine.scheduler import Scheduler, SchedulerLimits
+from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import Tenants
 from weir.engine.validation import RequestLimits
 from weir.engine.waiting import WaitingQueue

@@ -12,9 +12,10 @@ from weir.config import ConfigError, Settings
 from weir.engine.blocks import BlockHasher, BlockPool
 from weir.engine.errors import InvalidRequestError
 from weir.engine.load import load_engine
+from weir.engine.plan import SchedulerLimits, StepPlan
 from weir.engine.queue_gate import QueueGate
 from weir.engine.request import ChoiceFinish, FinishReason, SamplingParams
-from weir.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
+from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import Tenants
 from weir.engine.waiting import WaitingQueue
 

@@ -376,9 +376,7 @@ class EngineClient:
 
     def _died(self) -> None:
         detail = self._detail or f"the engine process ended with exit code {self._process.exitcode}"
-        error = EngineFailedError(detail)
-        if self._stopping:
-            detail = "the engine was stopped"
+        error = EngineFailedError("the engine was stopped" if self._stopping else detail)
         for request_id, stream in list(self._streams.items()):
             del self._streams[request_id]
             stream._push(Failed(request_id, error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,9 @@ from weir_kernels.ragged import RaggedBatch
 
 from weir.engine.gpu_staging import Shape
 from weir.engine.request import Choice
-from weir.engine.scheduler import Chunk, StepPlan
+
+if TYPE_CHECKING:
+    from weir.engine.plan import Chunk, StepPlan
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

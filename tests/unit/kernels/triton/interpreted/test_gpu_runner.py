@@ -12,11 +12,12 @@ from weir.engine.gpu_batch import StepShape
 from weir.engine.gpu_graphs import EagerGraphs, graph_sizes
 from weir.engine.gpu_memory import largest_step
 from weir.engine.gpu_runner import GpuRunner
+from weir.engine.plan import SchedulerLimits, StepPlan
 from weir.engine.request import ChoiceFinish, FinishReason, GenerateRequest, SamplingParams
 from weir.engine.runner import Runner
 from weir.engine.sampler import Sampler
 from weir.engine.sampling_state import SamplingState
-from weir.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
+from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import Tenants
 from weir.engine.waiting import WaitingQueue
 from weir.models.decoder import Decoder

@@ -60,7 +60,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture
 def dummy_settings(tmp_path: Path) -> Callable[..., Settings]:
     """Settings for random weights of a bare config, in blocks of 16 tokens; keywords are engine settings."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 4096}))
 
     def settings(max_model_len: int = 64, **chosen: object) -> Settings:
         model = ModelSettings(

@@ -98,6 +98,7 @@ class CpuModel:
         for layer, window in enumerate(shape.sliding_window):
             library.set_sliding_window(self._engine, layer, window or 0)
         self._batch = StepBatch()
+        self._logits = torch.empty((0, shape.vocab_size))
         self._tables: tuple[torch.Tensor | None, ...] = ()
 
     def __del__(self) -> None:
@@ -111,7 +112,7 @@ class CpuModel:
         return int(self._library.weight_bytes(self._engine))
 
     def pack(self, matrix: str, layer: int, rows: torch.Tensor, first_output: int = 0) -> None:
-        """Copy rows [n, in_features] into outputs first_output.. of a matrix: qkv, output, down or lm_head."""
+        """Copy rows [n, in_features] into outputs first_output.., a multiple of 16, of qkv, output, down or lm_head."""
         self._pack(matrix, layer, rows, first_output, GROUP_TOKENS)
 
     def pack_gate_up(self, layer: int, gate_up: torch.Tensor) -> None:
@@ -153,14 +154,21 @@ class CpuModel:
         return 2 * self.shape.num_layers * self._kv_block_elements(block_size)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> CpuKvCache:
-        """Room for num_blocks usable blocks, zeroed. Raises ValueError unless block_size is a multiple of 16."""
+        """Room for num_blocks usable blocks. Raises ValueError unless block_size is a multiple of 16.
+
+        The memory is not touched: the step reads only what a sequence has written, so nothing needs to be zero, and a
+        pool of many GiB would take seconds.
+        """
         if block_size <= 0 or block_size % GROUP_TOKENS:
             raise ValueError(f"block_size must be a multiple of {GROUP_TOKENS} on this path, not {block_size}")
         shape = (self.shape.num_layers, num_blocks + 1, self._kv_block_elements(block_size))
-        data = torch.empty(shape, dtype=torch.bfloat16)
+        return CpuKvCache(self._empty(shape, torch.bfloat16), num_blocks, block_size)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        data = torch.empty(shape, dtype=dtype)
         # Before the pages are touched: that is when the system decides on their size.
         self._library.advise_huge_pages(data.data_ptr(), data.nbytes)
-        return CpuKvCache(data.zero_(), num_blocks, block_size)
+        return data
 
     def _kv_block_elements(self, block_size: int) -> int:
         return int(self._library.kv_block_elements(self._c_shape, block_size))
@@ -168,11 +176,15 @@ class CpuModel:
     def logits(self, batch: RaggedBatch, kv: CpuKvCache, clock: PhaseClock | None = None) -> torch.Tensor:
         """Run a step: write the batch's K and V, return the logits [R, V] float32 of batch.logit_rows.
 
+        The memory belongs to the model and holds the logits until the next call: a new tensor of some ten MiB in each
+        step would cost more in page faults than its numbers cost to compute.
         clock: `phase_clock()`, to add the step's times to. Raises ValueError for a batch that breaks a rule.
         """
-        out = torch.empty((len(batch.logit_rows), self.shape.vocab_size), dtype=torch.float32)
-        self._step(batch, kv, out.data_ptr(), None, clock)
-        return out
+        rows = batch.logit_rows.shape[0]
+        if self._logits.shape[0] < rows:
+            self._logits = self._empty((rows, self.shape.vocab_size), torch.float32)
+        self._step(batch, kv, self._logits.data_ptr(), None, clock)
+        return self._logits[:rows]
 
     def greedy(self, batch: RaggedBatch, kv: CpuKvCache, clock: PhaseClock | None = None) -> torch.Tensor:
         """Like `logits`, but only the id of each row's largest logit, [R] int64; the lowest id on ties."""

@@ -45,7 +45,10 @@ class CpuDecoder:
         kv.copy_blocks(source, target)
 
     def forward(self, batch: RaggedBatch, kv: CpuKvCache) -> torch.Tensor:
-        """Write the batch's K and V into the cache and return logits [R, V] float32 for batch.logit_rows."""
+        """Write the batch's K and V into the cache and return logits [R, V] float32 for batch.logit_rows.
+
+        The tensor's memory is reused by the next call.
+        """
         return self._model.logits(batch, kv)
 
     def greedy(self, batch: RaggedBatch, kv: CpuKvCache, clock: PhaseClock | None = None) -> torch.Tensor:

@@ -300,18 +300,22 @@ WEIR_EXPORT weir::PackedMatrix* weir_cpu_matrix(Engine* engine, int matrix, int 
 }
 
 // Put rows [num_rows, num_inputs] (contiguous bf16) at outputs first_output + (r / 16) * block_stride + r % 16 of a
-// matrix. block_stride is 16, or 32 for gate (first_output 0) and up (16), which alternate in runs of 16 outputs.
-WEIR_EXPORT void weir_cpu_pack(const weir::PackedMatrix* w, const weir::bf16* rows, int64_t num_rows, int64_t first_output,
-                   int64_t block_stride, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static, 32)
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const int64_t output = first_output + r / weir::kLanes * block_stride + r % weir::kLanes;
-    weir::bf16* to =
-        weir::panel(*w, (int)(output / weir::kPanelCols)) + output % weir::kPanelCols * 2;
-    const weir::bf16* from = rows + r * w->num_inputs;
-    int k = 0;
-    for (; k + 1 < w->num_inputs; k += 2) memcpy(to + (size_t)k * weir::kPanelCols, from + k, 4);
-    if (k < w->num_inputs) to[(size_t)k * weir::kPanelCols] = from[k];
+// matrix; first_output is a multiple of 16. block_stride is 16, or 32 for gate (first_output 0) and up (16), which
+// alternate in runs of 16 outputs.
+WEIR_EXPORT void weir_cpu_pack(const weir::PackedMatrix* w, const weir::bf16* rows, int64_t num_rows,
+                               int64_t first_output, int64_t block_stride, int threads) {
+  const int64_t num_blocks = (num_rows + weir::kLanes - 1) / weir::kLanes;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const int64_t output = first_output + block * block_stride;
+    const int64_t first = block * weir::kLanes, count = num_rows - first < weir::kLanes ? num_rows - first : weir::kLanes;
+    // 16 outputs of an input pair are one cache line: it is written whole, while 16 rows are read in step.
+    weir::bf16* to = weir::panel(*w, (int)(output / weir::kPanelCols)) + output % weir::kPanelCols * 2;
+    const weir::bf16* from = rows + first * w->num_inputs;
+    for (int k = 0; k < w->num_inputs; k += 2, to += 2 * weir::kPanelCols) {
+      const size_t bytes = k + 1 < w->num_inputs ? 4 : 2;
+      for (int64_t r = 0; r < count; ++r) memcpy(to + 2 * r, from + r * w->num_inputs + k, bytes);
+    }
   }
 }
 

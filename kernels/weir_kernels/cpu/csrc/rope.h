@@ -42,10 +42,9 @@ inline void write_key(const bf16* head, int padded_dim, bf16* k_group, int token
 }
 
 inline void write_value(const float* x, int head_dim, int padded_dim, bf16* v_group, int token) {
-  alignas(64) bf16 value[kMaxHeadDim];
-  for (int d = 0; d < padded_dim; d += kLanes) store_bf16(value + d, load_first(x + d, head_dim - d));
-  bf16* out = v_group + (size_t)(token / 2) * padded_dim * 2 + token % 2;
-  for (int d = 0; d < padded_dim; ++d) out[2 * d] = value[d];
+  bf16* out = v_group + (size_t)(token / 2) * padded_dim * 2;
+  for (int d = 0; d < padded_dim; d += kLanes)
+    store_bf16_in_pairs(out + 2 * d, load_first(x + d, head_dim - d), token % 2);
 }
 
 }  // namespace

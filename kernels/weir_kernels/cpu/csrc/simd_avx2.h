@@ -140,3 +140,9 @@ WEIR_INLINE void store_bf16_first(bf16* p, vf x, int n) {
   _mm256_storeu_si256((__m256i*)all, to_bf16(x));
   for (int i = 0; i < n && i < 16; ++i) p[i] = all[i];
 }
+// Element `which` (0 or 1) of 16 pairs becomes x; the other elements are not written, other threads may own them.
+WEIR_INLINE void store_bf16_in_pairs(bf16* pairs, vf x, int which) {
+  bf16 all[16];
+  store_bf16(all, x);
+  for (int i = 0; i < 16; ++i) pairs[2 * i + which] = all[i];
+}

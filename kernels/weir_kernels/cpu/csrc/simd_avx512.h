@@ -81,3 +81,11 @@ WEIR_INLINE void store_bf16(bf16* p, vf x) { _mm256_storeu_si256((__m256i*)p, to
 WEIR_INLINE void store_bf16_first(bf16* p, vf x, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), to_bf16(x));
 }
+// Element `which` (0 or 1) of 16 pairs becomes x; the other elements are not written, other threads may own them.
+WEIR_INLINE void store_bf16_in_pairs(bf16* pairs, vf x, int which) {
+  const __m512i wide = _mm512_cvtepu16_epi32(to_bf16(x));
+  if (which == 0)
+    _mm512_mask_storeu_epi16(pairs, 0x55555555u, wide);
+  else
+    _mm512_mask_storeu_epi16(pairs, 0xaaaaaaaau, _mm512_slli_epi32(wide, 16));
+}

@@ -182,18 +182,26 @@ class Step {
         const int64_t id = batch_.token_ids[row];
         float* out = ws_.hidden + (size_t)row * ws_.hidden_stride;
         // A tied model has its embedding in the panels of the lm_head only.
-        const bool tied = model_.embedding == nullptr;
-        const bf16* in = tied ? panel(model_.lm_head, (int)(id / weir::kPanelCols)) + id % weir::kPanelCols * 2
-                              : model_.embedding + (size_t)id * shape_.hidden_size;
-        const size_t pair_stride = tied ? 2 * weir::kPanelCols : 2;
-        for (int k = 0; k < shape_.hidden_size; ++k) {
-          const uint32_t bits = (uint32_t)in[(size_t)(k / 2) * pair_stride + k % 2] << 16;
-          __builtin_memcpy(out + k, &bits, 4);
-        }
+        if (model_.embedding != nullptr)
+          widen_pairs(model_.embedding + (size_t)id * shape_.hidden_size, 2, out);
+        else
+          widen_pairs(panel(model_.lm_head, (int)(id / weir::kPanelCols)) + id % weir::kPanelCols * 2,
+                      2 * weir::kPanelCols, out);
         norm_row(ws_.hidden, row, model_.layers[0].attention_norm);
       }
     }
     end_phase(weir::kEmbed);
+  }
+
+  // hidden_size bf16 values, a pair every `stride` elements, as float32.
+  void widen_pairs(const bf16* in, size_t stride, float* out) const {
+    for (int k = 0; k < shape_.hidden_size; k += 2, in += stride) {
+      const uint32_t first = (uint32_t)in[0] << 16;
+      __builtin_memcpy(out + k, &first, 4);
+      if (k + 1 == shape_.hidden_size) break;
+      const uint32_t second = (uint32_t)in[1] << 16;
+      __builtin_memcpy(out + k + 1, &second, 4);
+    }
   }
 
   bf16* layer_kv(int layer, int kv_head) const {
@@ -210,18 +218,32 @@ class Step {
   const float* cos_of(int token) const { return model_.cos + batch_.positions[token] * (dim_ / 2); }
   const float* sin_of(int token) const { return model_.sin + batch_.positions[token] * (dim_ / 2); }
 
-  void write_kv(int l, int token, int kv_head) const {
+  // The group of a slot; null for a token that is not to be written.
+  bf16* group_of(int l, int token, int kv_head) const {
     const int64_t slot = batch_.slot_mapping[token];
-    if (slot < 0) return;
-    const size_t group_elements = weir::kv_group_elements(shape_);
+    if (slot < 0) return nullptr;
     bf16* head = layer_kv(l, kv_head) + slot / batch_.block_size * kv_block_elements(shape_, batch_.block_size);
-    bf16* group = head + (size_t)(slot % batch_.block_size / kGroupTokens) * group_elements;
-    const int lane = (int)(slot % kGroupTokens);
+    return head + (size_t)(slot % batch_.block_size / kGroupTokens) * weir::kv_group_elements(shape_);
+  }
+
+  // A key is spread over all lines of its group. Without this each of its stores waits for memory, one after the other.
+  void prefetch_group(int l, int token, int kv_head) const {
+    const char* group = (const char*)group_of(l, token, kv_head);
+    if (group == nullptr) return;
+    for (size_t at = 0; at < weir::kv_group_elements(shape_) * sizeof(bf16); at += 64)
+      __builtin_prefetch(group + at, 1, 2);
+  }
+
+  void write_kv(int l, int token, int kv_head) const {
+    bf16* group = group_of(l, token, kv_head);
+    if (group == nullptr) return;
+    const int lane = (int)(batch_.slot_mapping[token] % kGroupTokens);
     const float* k = ws_.qkv + (size_t)token * ws_.qkv_stride + (size_t)(shape_.num_heads + kv_head) * dim_;
     alignas(64) bf16 key[kMaxHeadDim];
     prepare_head(k, model_.layers[l].k_norm, shape_.rms_norm_eps, cos_of(token), sin_of(token), dim_, padded_dim_, key);
     write_key(key, padded_dim_, group, lane);
-    write_value(k + (size_t)shape_.num_kv_heads * dim_, dim_, padded_dim_, group + group_elements / 2, lane);
+    write_value(k + (size_t)shape_.num_kv_heads * dim_, dim_, padded_dim_,
+                group + weir::kv_group_elements(shape_) / 2, lane);
   }
 
   // Keys and values of chunks, before any query of the chunk looks at them. A decode writes its own in the attention
@@ -231,10 +253,17 @@ class Step {
     if (tokens == 0) return;
     WorkQueue runs = row_runs(tokens);
     for (int run = runs.next(); run >= 0; run = runs.next())
-      for (int i = run * kRunRows; i < run_end(run, tokens); ++i)
-        for (int h = 0; h < shape_.num_kv_heads; ++h) write_kv(l, first + i, h);
+      for (int i = run * kRunRows; i < run_end(run, tokens); ++i) {
+        for (int h = 0; h < shape_.num_kv_heads; ++h) {
+          const bool new_group = batch_.slot_mapping[first + i] % kGroupTokens == 0;
+          if (new_group && i + kGroupTokens < tokens) prefetch_group(l, first + i + kGroupTokens, h);
+          write_kv(l, first + i, h);
+        }
+      }
     end_phase(weir::kKvWrite);
   }
+
+  int first_token_of(const AttentionItem& item) const { return batch_.cu_seqlens[item.sequence] + item.first_query; }
 
   Mask mask_of(const AttentionItem& item, int l) const {
     const int begin = batch_.cu_seqlens[item.sequence], tokens = batch_.cu_seqlens[item.sequence + 1] - begin;
@@ -255,13 +284,17 @@ class Step {
   void attention(int l) {
     const int kv_heads = shape_.num_kv_heads;
     WorkQueue work = queue(ws_.num_items * kv_heads, 0);
-    for (int i = work.next(); i >= 0; i = work.next())
-      attend(l, ws_.items[i / kv_heads], i % kv_heads, first_tile(work.peek() >= 0 ? work.peek() : i, l));
+    for (int i = work.next(); i >= 0; i = work.next()) {
+      const int following = work.peek() >= 0 ? work.peek() : i;
+      const int token = first_token_of(ws_.items[following / kv_heads]);
+      if (token < ws_.first_chunk_token) prefetch_group(l, token, following % kv_heads);
+      attend(l, ws_.items[i / kv_heads], i % kv_heads, first_tile(following, l));
+    }
     end_phase(weir::kAttention);
   }
 
   void attend(int l, const AttentionItem& item, int kv_head, const Tile& after) {
-    const int first_token = batch_.cu_seqlens[item.sequence] + item.first_query;
+    const int first_token = first_token_of(item);
     const int rows = item.num_queries * group_;
     const Mask mask = mask_of(item, l);
     const bool reads_own_key = (int64_t)item.end_split * kSplitTokens >= mask.last(rows - 1);

@@ -34,7 +34,7 @@ class Feeder:
         """Compute the next `counts[i]` tokens of each sequence i named, in one batch, single tokens first."""
         order = sorted(counts, key=lambda index: counts[index] != 1)
         ranges = [(i, self.computed[i], self.computed[i] + counts[i]) for i in order]
-        logits = self.decoder.forward(self.batch(ranges), self.kv)
+        logits = self.decoder.forward(self.batch(ranges), self.kv).clone()  # its memory is the decoder's
         parts = logits.split([stop - start for _, start, stop in ranges])
         for (index, _, stop), rows in zip(ranges, parts, strict=True):
             self.rows[index].append(rows)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weir.engine.blocks import BlockHasher, BlockPool
+from weir.engine.plan import SchedulerLimits
 from weir.engine.request import ChoiceFinish, FinishReason, GenerateRequest, SamplingParams
-from weir.engine.scheduler import Scheduler, SchedulerLimits
+from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import Tenants
 from weir.engine.waiting import WaitingQueue
 

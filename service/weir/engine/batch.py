@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from weir_kernels.ragged import RaggedBatch
 
+from weir.engine.plan import StepPlan
 from weir.engine.request import Choice
-from weir.engine.scheduler import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

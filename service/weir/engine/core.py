@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from weir.engine.blocks import BlockPool
 from weir.engine.detokenizer import TextStream, TokenTable
 from weir.engine.errors import CancelledError, DeadlineError, InvalidRequestError, RequestError, Violation
+from weir.engine.plan import Chunk, StepPlan
 from weir.engine.records import BudgetSnapshot, ChunkRecord, EngineInfo, PhaseTimes, StepRecord
 from weir.engine.request import (
     Admitted,
@@ -30,7 +31,7 @@ from weir.engine.request import (
 )
 from weir.engine.runner import PromptScores, Runner, StepTokens
 from weir.engine.sampling_state import SamplingState
-from weir.engine.scheduler import Chunk, Scheduler, StepPlan
+from weir.engine.scheduler import Scheduler
 from weir.engine.stop import StopRule, accept_token
 from weir.engine.tenants import Tenants
 from weir.engine.validation import RequestLimits, validate
@@ -133,10 +134,6 @@ class EngineCore:
             computed_tokens=self._computed_tokens,
             prefix_hit_tokens=self._hit_tokens,
         )
-
-    def next_deadline(self) -> float | None:
-        """When step() must run next at the latest, in time.monotonic() seconds."""
-        return self._scheduler.next_deadline
 
     # -- the loop -----------------------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from weir_kernels.ragged import RaggedBatch
 from weir.engine.gpu_batch import StepShape, ragged_batch, write_step
 from weir.engine.gpu_graphs import Graphs, graph_sizes
 from weir.engine.gpu_staging import Staging
+from weir.engine.plan import StepPlan
 from weir.engine.request import Choice
 from weir.engine.runner import Launched, ModelExecutor, Runner, StepTokens
-from weir.engine.scheduler import StepPlan
 
 Draw = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],

@@ -12,10 +12,11 @@ from weir.config import ConfigError, Settings
 from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
 from weir.engine.core import EngineCore
 from weir.engine.detokenizer import TokenTable
+from weir.engine.plan import SchedulerLimits
 from weir.engine.records import EngineInfo
 from weir.engine.runner import Runner
 from weir.engine.sampler import Sampler
-from weir.engine.scheduler import Scheduler, SchedulerLimits
+from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits
 from weir.engine.waiting import WaitingQueue

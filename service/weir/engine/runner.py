@@ -10,9 +10,9 @@ import torch
 from weir_kernels.ragged import RaggedBatch
 
 from weir.engine.batch import Batch, build_batch
+from weir.engine.plan import StepPlan
 from weir.engine.request import Choice, TokenLogprobs
 from weir.engine.sampler import Sampler, SampleRow
-from weir.engine.scheduler import StepPlan
 
 
 class ModelExecutor(Protocol):

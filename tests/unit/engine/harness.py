@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
+from weir.engine.plan import SchedulerLimits, StepPlan
 from weir.engine.request import Choice, ChoiceFinish, FinishReason, GenerateRequest, Request, SamplingParams
-from weir.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
+from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import Tenant, Tenants
 from weir.engine.waiting import WaitingQueue
 

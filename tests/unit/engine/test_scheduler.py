@@ -276,6 +276,22 @@ def test_choices_share_full_prompt_blocks_and_compute_the_tail_themselves() -> N
     assert {name: len(tokens) for name, tokens in run.outputs.items()} == {f"n3/{i}": 14 for i in range(3)}
 
 
+def test_a_leader_that_ends_before_its_siblings_start_leaves_them_its_prompt_blocks_in_the_promise() -> None:
+    # Block size 1. d's first choice ends in the prefill step; its second then holds the prompt alone, for one step.
+    scheduler = make_scheduler(16, 1, max_running=5, max_batch_tokens=9)
+    run = Simulation(scheduler)
+    run.submit(spec("a", 1, 1))
+    run.submit(spec("b", 1, 3))
+    run.submit(spec("c", 1, 3))
+    run.submit(spec("d", 9, 1, n=2))
+    run.submit(spec("e", 1, 2))
+    run.step()
+    # Two steps on: b and c hold 3 each, d's second choice 9. With e's 2 that would be 17.
+    assert ids(run.step().admitted) == []
+    run.run()
+    assert run.preemptions == 0
+
+
 def test_n_choices_are_admitted_all_or_nothing() -> None:
     run = Simulation(make_scheduler(40, 4, max_running=4))
     run.submit(spec("a", 4, 5, n=2))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from weir.engine.budget import blocks_needed
+from weir.engine.demands import Demands
 from weir.engine.tenants import Tenant
 
 from .harness import Simulation, make_scheduler, spec
@@ -50,7 +51,7 @@ _policies = st.sampled_from(["guaranteed", "guaranteed", "optimistic", "reserve"
 TENANTS = (Tenant("gold", weight=4.0), Tenant("half", kv_share=0.5))
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     arrivals=st.lists(_arrivals, min_size=1, max_size=14),
     num_blocks=st.integers(1, 40),
@@ -160,7 +161,7 @@ _tight = st.builds(
 )
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     arrivals=st.lists(_tight, min_size=3, max_size=10),
     num_blocks=st.integers(5, 24),
@@ -186,7 +187,7 @@ def test_shared_blocks_are_never_promised_twice_in_a_tight_pool_where_everyone_r
     assert run.preemptions == 0
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     arrivals=st.lists(_arrivals, min_size=4, max_size=20),
     num_blocks=st.integers(6, 40),
@@ -222,7 +223,8 @@ def test_no_wait_is_longer_than_the_documented_bound(
     def step() -> None:
         nonlocal longest_life
         run.step()
-        longest_life = max([longest_life, *(demand.steps for demand in scheduler._running_demands())])
+        demands = Demands(scheduler.limits, scheduler.pool).of_running(scheduler.running)
+        longest_life = max([longest_life, *(demand.steps for demand in demands)])
 
     for number, arrival in enumerate(arrivals):
         for _ in range(arrival.after):

@@ -1,0 +1,117 @@
+"""From requests to what they can still ask of the pool: the input of the admission formula in budget.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from weir.engine.blocks import BlockPool, blocks_for
+from weir.engine.budget import Demand, SharedPrefix, kv_tokens_needed, shareable_blocks
+from weir.engine.plan import SchedulerLimits
+from weir.engine.request import Choice, Request
+
+
+class Demands:
+    """Reads requests and the pool; changes neither."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        self._limits = limits
+        self._pool = pool
+
+    def of_running(self, running: Iterable[Request]) -> list[Demand]:
+        """One demand a live choice; blocks with several holders are charged to the longest-lived one."""
+        demands = self._with_choices(running)
+        parked = [(choice.request, demand.steps) for choice, demand in demands if choice.parked]
+        if self._pool.num_shared == 0 and not parked:
+            return [demand for _, demand in demands]
+        for index, (choice, demand) in enumerate(demands):
+            # A leader is charged for the prompt blocks of its parked siblings, so it counts as living as long.
+            outlive = [steps for request, steps in parked if request is choice.request and not choice.parked]
+            demands[index] = choice, replace(demand, steps=max([demand.steps, *outlive]))
+        return self._charge_once(demands)
+
+    def of_candidate(self, request: Request, hit_tokens: int, running: Iterable[Request]) -> list[Demand]:
+        """The demands of all its choices, were it to start now behind `hit_tokens` cached tokens."""
+        ahead = sum(self._prefill_tokens(choice) for other in running for choice in other.live)
+        shared = shareable_blocks(len(request.spec.prompt_token_ids), self._pool.block_size)
+        demands = []
+        for position, choice in enumerate(request.live):
+            computed = shared * self._pool.block_size if position else hit_tokens
+            ahead += choice.pending - computed
+            demand = self._demand(choice, ahead, parks=position > 0)
+            demands.append(replace(demand, uncharged=shared if position else 0))
+        # The shared prompt blocks are charged to the leader, so it must count as living as long as any sibling.
+        demands[0] = replace(demands[0], steps=max(demand.steps for demand in demands))
+        return demands
+
+    def shared_prefixes(self, hits: Sequence[int], running: Iterable[Request]) -> list[SharedPrefix]:
+        """For the leading blocks among `hits` that running choices hold: how long they will be held."""
+        if not hits or self._pool.refs(hits[0]) == 0:
+            return []
+        longest: dict[int, int] = {}  # number of leading blocks -> steps of the longest-lived holder
+        for choice, demand in self._with_choices(running):
+            common = _common_prefix(hits, choice.blocks)
+            if common:
+                longest[common] = max(longest.get(common, 0), demand.steps)
+        return _as_layers(longest)
+
+    def _with_choices(self, running: Iterable[Request]) -> list[tuple[Choice, Demand]]:
+        found: list[tuple[Choice, Demand]] = []
+        ahead = 0
+        for request in running:
+            for choice in request.live:
+                ahead += self._prefill_tokens(choice)
+                found.append((choice, self._demand(choice, ahead, parks=choice.parked)))
+        return found
+
+    def _demand(self, choice: Choice, prefill_ahead: int, parks: bool) -> Demand:
+        """prefill_ahead: prefill tokens admitted before and with this choice. parks: it waits for its leader first."""
+        spec, length = choice.request.spec, len(choice.tokens) + choice.in_flight
+        remaining = choice.remaining
+        if self._limits.admission == "optimistic":
+            remaining = max(1, int(remaining * self._limits.overcommit))
+        limit = min(length - 1 + remaining, kv_tokens_needed(len(spec.prompt_token_ids), spec.params.max_tokens))
+        prefill_steps = 1
+        if choice.pending > 1 or parks:
+            prefill_steps = blocks_for(max(prefill_ahead, 1), self._limits.prefill_tokens_per_step) + parks
+        return Demand(length - 1, limit, max(1, prefill_steps + remaining - 1) + self._limits.collect_lag)
+
+    def _prefill_tokens(self, choice: Choice) -> int:
+        """Tokens of this choice that compete for the prefill part of the budget."""
+        if choice.parked:
+            prompt = len(choice.request.spec.prompt_token_ids)
+            return choice.pending - shareable_blocks(prompt, self._pool.block_size) * self._pool.block_size
+        return choice.pending if choice.pending > 1 else 0
+
+    def _charge_once(self, demands: list[tuple[Choice, Demand]]) -> list[Demand]:
+        charged: set[int] = set()
+        result = []
+        for choice, demand in sorted(demands, key=lambda pair: -pair[1].steps):
+            uncharged = 0
+            for block in choice.blocks:
+                if self._pool.refs(block) < 2:
+                    break  # shared blocks are always a leading run
+                uncharged += block in charged
+                charged.add(block)
+            if choice.parked:
+                uncharged = shareable_blocks(len(choice.request.spec.prompt_token_ids), self._pool.block_size)
+            result.append(replace(demand, uncharged=uncharged))
+        return result
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    for index, (mine, theirs) in enumerate(zip(a, b, strict=False)):
+        if mine != theirs:
+            return index
+    return min(len(a), len(b))
+
+
+def _as_layers(longest: dict[int, int]) -> list[SharedPrefix]:
+    """Turn {leading blocks: steps} into additive layers: a block is held as long as any longer prefix lives."""
+    layers: list[SharedPrefix] = []
+    covered = 0
+    for blocks in sorted(longest):
+        steps = max(life for length, life in longest.items() if length >= blocks)
+        layers.append(SharedPrefix(blocks - covered, steps))
+        covered = blocks
+    return layers

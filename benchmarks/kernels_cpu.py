@@ -89,7 +89,6 @@ def peak_flops(threads: int) -> float:
     shape = CpuModelShape(1, 256, 1, 1, 16, 16, 8192, 1e-5)
     model = CpuModel(shape, threads)
     model.set_tables(torch.zeros(512, 8), torch.zeros(512, 8), None)
-    kv = model.allocate_kv(16, BLOCK_SIZE)
     batch = make_batch(Case("", 480, 0, 1), shape.vocab_size)
     kv = model.allocate_kv(480, BLOCK_SIZE)
 

@@ -25,7 +25,6 @@ _PREBUILT = Path(__file__).with_name("prebuilt")
 _COMMON_FLAGS = ("-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 _LIBRARY_FLAGS = ("-O2",)
 _AVX512 = ("-O3", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
-# gcc 12's own AVX-512 headers leave vectors uninitialised on purpose and warn about it.
 _ISA_FLAGS = {
     "avx512_bf16": (*_AVX512, "-mavx512bf16"),
     "avx512": _AVX512,
@@ -57,10 +56,13 @@ def library_name() -> str:
 
 
 def cache_folder() -> Path:
-    """WEIR_CACHE_DIR, else the user's cache folder."""
+    """WEIR_CACHE_DIR, else the user's cache folder. Raises BuildError for a user without a home."""
     if configured := os.environ.get("WEIR_CACHE_DIR"):
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weir"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weir"
+    except RuntimeError as error:
+        raise BuildError(f"no folder to build in ({error}): set WEIR_CACHE_DIR") from error
 
 
 def build(folder: Path) -> Path:
@@ -91,12 +93,13 @@ def _compiler() -> str:
 def _compile(compiler: str, scratch: Path) -> Path:
     def compile_isa(isa: str) -> Path | None:
         out = scratch / f"{isa}.o"
+        # -w: gcc 12's own AVX-512 headers leave vectors uninitialised on purpose, and it warns about each use.
         flags = (*_COMMON_FLAGS, *_ISA_FLAGS[isa], "-w")
         # A compiler too old for an instruction set still builds the others.
         done = _call(compiler, *flags, "-c", str(_SOURCES / f"isa_{isa}.cpp"), "-o", str(out))
         return out if done.returncode == 0 else None
 
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(max_workers=len(_ISA_FLAGS)) as pool:
         objects = {isa: out for isa, out in zip(_ISA_FLAGS, pool.map(compile_isa, _ISA_FLAGS), strict=True) if out}
     if not objects:
         raise BuildError(f"{compiler} compiles none of {', '.join(_ISA_FLAGS)}")

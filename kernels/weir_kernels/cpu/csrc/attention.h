@@ -202,7 +202,7 @@ WEIR_INLINE float softmax_row(const float* scores, float scale, int64_t first, i
                               float* maximum, float* sum_by_lane, bf16* p) {
   vf x[kTileGroups];
 #pragma GCC unroll 4
-  for (int g = 0; g < kTileGroups; ++g) x[g] = mul(load(scores + g * kLanes), set1(scale));
+  for (int g = 0; g < kTileGroups; ++g) x[g] = load(scores + g * kLanes);
   if (masked) {
     for (int g = 0; g < kTileGroups; ++g) {
       const int64_t from = first - g * kLanes, to = last - g * kLanes;
@@ -211,13 +211,13 @@ WEIR_INLINE float softmax_row(const float* scores, float scale, int64_t first, i
     }
   }
   const float before = *maximum;
-  const float highest = largest(max(max(x[0], x[1]), max(x[2], x[3])));
+  const float highest = largest(max(max(x[0], x[1]), max(x[2], x[3]))) * scale;
   const float now = highest > before ? highest : before;
   // A row that has seen nothing yet has no maximum; the stand-in is used in the exponents only and never stored.
   const vf reference = set1(now == kMinusInfinity ? 0.0f : now);
 #pragma GCC unroll 4
   for (int g = 0; g < kTileGroups; ++g) {
-    x[g] = exp2_nonpositive(sub(x[g], reference));
+    x[g] = exp2_nonpositive(fms(x[g], set1(scale), reference));
     store_bf16(p + g * kLanes, x[g]);
   }
   const float rescale = now == before ? 1.0f : exp2_of(before - now);

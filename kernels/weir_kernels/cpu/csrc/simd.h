@@ -27,18 +27,18 @@ using weir::kLanes;
 #include "simd_avx2.h"
 #endif
 
-// 2^x for x <= 0, to about 2e-7 relative; -inf gives 0 and NaN gives NaN. Split x = n + f with |f| <= 1/2, then the
-// Taylor polynomial of 2^f (coefficients ln(2)^k / k!), so that 2^0 is exactly 1.
+// 2^x for x of at most about 0, to 2e-7 relative; -inf gives 0 and NaN gives NaN. Split x = n + f with |f| <= 1/2, then a
+// polynomial for 2^f: the one of degree 5 with the smallest largest relative error among those that give exactly 1 for
+// f = 0.
 WEIR_INLINE vf exp2_nonpositive(vf x) {
   x = max(set1(-160.0f), x);  // x second: the maximum with a NaN is its second operand
   const vf n = round_nearest(x);
   const vf f = sub(x, n);
-  vf p = set1(1.5403530393381608e-4f);
-  p = fma(p, f, set1(1.3333558146428443e-3f));
-  p = fma(p, f, set1(9.6181291076284772e-3f));
-  p = fma(p, f, set1(5.5504108664821580e-2f));
-  p = fma(p, f, set1(2.4022650695910071e-1f));
-  p = fma(p, f, set1(6.9314718055994531e-1f));
+  vf p = set1(1.3264727532681692e-3f);
+  p = fma(p, f, set1(9.671512709487599e-3f));
+  p = fma(p, f, set1(5.550733742003754e-2f));
+  p = fma(p, f, set1(2.4022242083854523e-1f));
+  p = fma(p, f, set1(6.931469776002880e-1f));
   p = fma(p, f, set1(1.0f));
   return scale_by_power_of_two(p, n);
 }

@@ -88,6 +88,17 @@ def test_no_compiler_is_one_warning_and_no_kernels(
     assert "no C++ compiler" in record.getMessage()
 
 
+def test_a_user_without_a_home_gets_the_torch_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("WEIR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(build, "_PREBUILT", tmp_path)
+    assert library.available() is None
+
+
 def test_a_library_that_does_not_load_is_one_warning_and_no_kernels(
     fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -404,3 +404,24 @@ async def test_every_request_of_a_burst_over_the_queue_gets_exactly_one_reply(
     replies = await asyncio.gather(*calls, return_exceptions=True)
     assert Counter(type(reply) for reply in replies) == {Completion: 10, BudgetExhaustedError: 50}
     assert (engine.gate.requests, engine.gate.tokens, engine.streams) == (0, 0, set())
+
+
+def test_a_request_preempted_in_the_step_that_admits_it_is_first_said_to_be_admitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without that event the stream never says how long the prompt is, and its place in the queue stays taken."""
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    engine = Engine(make_core(max_running=1, preempt_lower_priority=True))
+    engine.submit("runs", some_tokens(3), 2, priority=0)
+    engine.step()
+    engine.submit("low", some_tokens(6), 4, priority=9)
+    now = 2000.0  # so old by now that it goes before every priority
+    engine.step()
+    engine.submit("high", some_tokens(3, seed=1), 2, priority=0)
+    output = engine.step()
+    assert output.record is not None
+    assert (output.record.admitted, output.record.preempted) == (("low", "high"), ("low",))
+    engine.run()
+    assert [type(event).__name__ for event in engine.events["low"]] == ["Admitted", "Preempted", *["Delta"] * 4, "Done"]
+    assert engine.tokens("low") == ExactModel().continuation(some_tokens(6), 4, GREEDY)

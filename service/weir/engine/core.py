@@ -169,12 +169,13 @@ class EngineCore:
     def _report_admissions(self, plan: StepPlan, now: float) -> None:
         for request in plan.admitted:
             spec = request.spec
+            resumed = request.choices[0].text is not None
             for choice in request.choices:
                 if choice.text is None:
                     self._equip(choice)
             if spec.params.prompt_logprobs is not None and request.first_token_at is None:
                 self._prompt_scores.setdefault(spec.request_id, [None] * len(spec.prompt_token_ids))
-            if request.preempted_at_output < 0:
+            if not resumed:
                 self._events.append(
                     Admitted(
                         spec.request_id,

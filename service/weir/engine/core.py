@@ -135,8 +135,6 @@ class EngineCore:
             prefix_hit_tokens=self._hit_tokens,
         )
 
-    # -- the loop -----------------------------------------------------------------------------------------------
-
     def step(self) -> StepOutput:
         """Plan, launch, collect and emit one step. With nothing to compute, only events come back."""
         began_ns, t0 = time.time_ns(), time.perf_counter()

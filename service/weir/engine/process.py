@@ -1,191 +1,31 @@
-"""The engine in a process of its own, and the handle on it that the server's event loop holds.
+"""The handle on the engine process that the server's event loop holds.
 
 Messages go over two pipes; threads do the blocking reads and writes, so that neither the event loop nor a step ever
-waits for the other side. The heartbeat is shared memory: reading it needs no answer from the engine.
+waits for the other side.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import pickle
 import queue
-import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from typing import Any
+from dataclasses import replace
 
-from weir.config import ConfigError, Settings
-from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
+from weir.config import Settings
+from weir.engine.errors import EngineFailedError, UnavailableError
+from weir.engine.heartbeat import Heartbeat, Progress
+from weir.engine.messages import Cancel, Fatal, Flush, Flushed, FromEngine, Output, Ready, Stop, Submit, ToEngine
 from weir.engine.queue_gate import QueueGate, Ticket
 from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
 from weir.engine.request import Admitted, Done, Event, Failed, GenerateRequest
 from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits, validate
-from weir.models.errors import ModelError
+from weir.engine.worker import engine_main
 
-_IDLE_POLL_S = 0.5
-_EMPTY_STEP_S = 0.001
 _NO_BUDGET = BudgetSnapshot(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """To the engine: queue this request."""
-
-    request: GenerateRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """To the engine: end this request."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """To the engine: forget cached prefixes; answered with Flushed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """To the engine: end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """From the engine: the model is loaded."""
-
-    info: EngineInfo
-    limits: RequestLimits
-    budget: BudgetSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """From the engine: a step, or what happened between steps (record is None)."""
-
-    record: StepRecord | None
-    budget: BudgetSnapshot
-    events: list[Event]
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """From the engine: blocks that became free."""
-
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fatal:
-    """From the engine: why it is about to exit."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The heartbeat: whether the engine has work, and how long ago it last showed progress on it."""
-
-    busy: bool
-    step_age_s: float
-
-
-class _Heartbeat:
-    """Shared memory: when the step that runs now began; 0 while the engine is idle."""
-
-    def __init__(self, context: multiprocessing.context.SpawnContext) -> None:
-        self._began = context.RawValue("d", 0.0)
-
-    def beat(self) -> None:
-        self._began.value = time.monotonic()
-
-    def rest(self) -> None:
-        self._began.value = 0.0
-
-    def read(self) -> Progress:
-        began = self._began.value
-        return Progress(began > 0.0, time.monotonic() - began if began > 0.0 else 0.0)
-
-
-# -- in the engine process ----------------------------------------------------------------------------------------
-
-
-def _engine_main(settings: Settings, inbox: Connection, outbox: Connection, heartbeat: _Heartbeat) -> None:
-    # The server decides when this process ends; a terminal's Ctrl-C goes to both.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        from weir.engine.load import load_engine, request_limits  # late: torch stays out of the server
-
-        core = load_engine(settings)
-        outbox.send(Ready(core.info, request_limits(settings, core.info), core.snapshot()))
-        messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_read_into, args=(inbox, messages), daemon=True).start()
-        _serve(core, messages, outbox, heartbeat)
-    except BrokenPipeError:
-        os._exit(1)  # the server is gone
-    except (ConfigError, ModelError) as error:
-        outbox.send(Fatal(str(error)))
-        raise SystemExit(1) from None
-    except BaseException as error:
-        outbox.send(Fatal(f"{type(error).__name__}: {error}"))
-        raise
-
-
-def _serve(core: Any, messages: queue.SimpleQueue[Any], outbox: Connection, heartbeat: _Heartbeat) -> None:
-    while True:
-        while (message := _next(messages, core)) is not None:
-            if isinstance(message, Stop):
-                return
-            _handle(core, message, outbox)
-        if core.has_work:
-            heartbeat.beat()
-            output = core.step()
-            outbox.send(Output(output.record, core.snapshot(), output.events))
-            if output.record is None:
-                time.sleep(_EMPTY_STEP_S)
-        if not core.has_work:
-            heartbeat.rest()
-
-
-def _next(messages: queue.SimpleQueue[Any], core: Any) -> Any:
-    """The next message; None when there is none and the engine has work (or a deadline) to go on with."""
-    try:
-        return messages.get_nowait() if core.has_work else messages.get(timeout=_IDLE_POLL_S)
-    except queue.Empty:
-        return None
-
-
-def _handle(core: Any, message: Any, outbox: Connection) -> None:
-    match message:
-        case Submit(request):
-            try:
-                core.submit(request)
-            except RequestError as error:
-                outbox.send(Output(None, core.snapshot(), [Failed(request.request_id, error)]))
-        case Cancel(request_id):
-            core.cancel(request_id)
-            outbox.send(Output(None, core.snapshot(), core.take_events()))
-        case Flush():
-            outbox.send(Flushed(core.flush_prefix_cache()))
-
-
-def _read_into(inbox: Connection, messages: queue.SimpleQueue[Any]) -> None:
-    try:
-        while True:
-            messages.put(inbox.recv())
-    except (EOFError, OSError):
-        messages.put(Stop())  # the server is gone
-
-
-# -- in the server process ----------------------------------------------------------------------------------------
 
 
 class RequestStream:
@@ -228,17 +68,17 @@ class EngineClient:
 
     def __init__(self, settings: Settings) -> None:
         context = multiprocessing.get_context("spawn")
-        self._heartbeat = _Heartbeat(context)
+        self._heartbeat = Heartbeat(context)
         inbox_read, self._inbox = context.Pipe(duplex=False)
         self._outbox, outbox_write = context.Pipe(duplex=False)
         self._childs_ends = (inbox_read, outbox_write)
         self._process = context.Process(
-            target=_engine_main, args=(settings, inbox_read, outbox_write, self._heartbeat), daemon=True
+            target=engine_main, args=(settings, inbox_read, outbox_write, self._heartbeat), daemon=True
         )
         self._tenants = tenants_of(settings.engine)
         engine = settings.engine
         self._gate = QueueGate(engine.max_queue_requests, engine.max_queue_tokens, self._tenants, lambda: self._budget)
-        self._to_send: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._to_send: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._flushes: list[asyncio.Future[int]] = []
         self._budget = _NO_BUDGET
@@ -316,8 +156,6 @@ class EngineClient:
             self._process.kill()
             await asyncio.to_thread(self._process.join)
 
-    # -- threads ------------------------------------------------------------------------------------------------
-
     def _read(self) -> None:
         try:
             while True:
@@ -340,9 +178,7 @@ class EngineClient:
             except OSError:
                 return  # the reading thread notices the same death
 
-    # -- on the event loop --------------------------------------------------------------------------------------
-
-    def _take(self, message: Any) -> None:
+    def _take(self, message: FromEngine) -> None:
         match message:
             case Output(record, budget, events):
                 self._budget = budget

@@ -1,0 +1,69 @@
+"""What the server and the engine process say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.request import Event, GenerateRequest
+from weir.engine.validation import RequestLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """To the engine: queue this request."""
+
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """To the engine: end this request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """To the engine: forget cached prefixes; answered with Flushed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To the engine: end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From the engine: the model is loaded."""
+
+    info: EngineInfo
+    limits: RequestLimits
+    budget: BudgetSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """From the engine: a step, or what happened between steps (record is None)."""
+
+    record: StepRecord | None
+    budget: BudgetSnapshot
+    events: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """From the engine: blocks that became free."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """From the engine: why it is about to exit."""
+
+    detail: str
+
+
+ToEngine = Submit | Cancel | Flush | Stop
+FromEngine = Ready | Output | Flushed | Fatal

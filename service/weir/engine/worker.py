@@ -1,0 +1,93 @@
+"""The engine process: takes requests from one pipe, steps, and answers over the other."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from weir.config import ConfigError, Settings
+from weir.engine.errors import RequestError
+from weir.engine.heartbeat import Heartbeat
+from weir.engine.messages import Cancel, Fatal, Flush, Flushed, Output, Ready, Stop, Submit, ToEngine
+from weir.engine.request import Failed
+from weir.models.errors import ModelError
+
+if TYPE_CHECKING:
+    from weir.engine.core import EngineCore
+
+_IDLE_POLL_S = 0.5
+_EMPTY_STEP_S = 0.001
+
+
+def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heartbeat: Heartbeat) -> None:
+    """Load the model, say Ready, and serve until Stop or until the server is gone. Says Fatal before it fails."""
+    # The server decides when this process ends; a terminal's Ctrl-C goes to both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        from weir.engine.load import load_engine, request_limits  # late: torch stays out of the server
+
+        core = load_engine(settings)
+        outbox.send(Ready(core.info, request_limits(settings, core.info), core.snapshot()))
+        messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        threading.Thread(target=_read_into, args=(inbox, messages), daemon=True).start()
+        _serve(core, messages, outbox, heartbeat)
+    except BrokenPipeError:
+        os._exit(1)  # the server is gone
+    except (ConfigError, ModelError) as error:
+        outbox.send(Fatal(str(error)))
+        raise SystemExit(1) from None
+    except BaseException as error:
+        outbox.send(Fatal(f"{type(error).__name__}: {error}"))
+        raise
+
+
+def _serve(core: EngineCore, messages: queue.SimpleQueue[ToEngine], outbox: Connection, heartbeat: Heartbeat) -> None:
+    while True:
+        while (message := _next(messages, core)) is not None:
+            if isinstance(message, Stop):
+                return
+            _handle(core, message, outbox)
+        if core.has_work:
+            heartbeat.beat()
+            output = core.step()
+            outbox.send(Output(output.record, core.snapshot(), output.events))
+            if output.record is None:
+                time.sleep(_EMPTY_STEP_S)
+        if not core.has_work:
+            heartbeat.rest()
+
+
+def _next(messages: queue.SimpleQueue[ToEngine], core: EngineCore) -> ToEngine | None:
+    """The next message; None when there is none and the engine has work (or a deadline) to go on with."""
+    try:
+        return messages.get_nowait() if core.has_work else messages.get(timeout=_IDLE_POLL_S)
+    except queue.Empty:
+        return None
+
+
+def _handle(core: EngineCore, message: ToEngine, outbox: Connection) -> None:
+    match message:
+        case Submit(request):
+            try:
+                core.submit(request)
+            except RequestError as error:
+                outbox.send(Output(None, core.snapshot(), [Failed(request.request_id, error)]))
+        case Cancel(request_id):
+            core.cancel(request_id)
+            outbox.send(Output(None, core.snapshot(), core.take_events()))
+        case Flush():
+            outbox.send(Flushed(core.flush_prefix_cache()))
+
+
+def _read_into(inbox: Connection, messages: queue.SimpleQueue[ToEngine]) -> None:
+    try:
+        while True:
+            messages.put(inbox.recv())
+    except (EOFError, OSError):
+        messages.put(Stop())  # the server is gone

@@ -12,11 +12,11 @@ from weir.engine.gpu_batch import StepShape
 from weir.engine.gpu_graphs import CudaGraphs, EagerGraphs
 from weir.engine.gpu_memory import activation_bytes
 from weir.engine.gpu_runner import GpuRunner
+from weir.engine.plan import Chunk, StepPlan
 from weir.engine.request import Choice, GenerateRequest, Request, SamplingParams
 from weir.engine.runner import Runner
 from weir.engine.sampler import Sampler
 from weir.engine.sampling_state import SamplingState
-from weir.engine.scheduler import Chunk, StepPlan
 from weir.models.decoder import Decoder
 from weir.models.loader import dummy_weights
 from weir.models.spec import ModelSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,8 @@ import torch
 from weir_kernels.ragged import RaggedBatch
 
 from weir.engine.gpu_staging import Shape
+from weir.engine.plan import Chunk, StepPlan
 from weir.engine.request import Choice
-
-if TYPE_CHECKING:
-    from weir.engine.plan import Chunk, StepPlan
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

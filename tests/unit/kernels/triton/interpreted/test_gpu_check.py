@@ -58,3 +58,13 @@ def test_what_there_is_no_time_for_is_named() -> None:
         ("Qwen3-0.6B shapes", "out of time"),
         ("Llama-3.1-8B shapes", "out of time"),
     ]
+
+
+def test_the_command_imports_nothing_of_the_service_but_the_engine() -> None:
+    """A GPU machine has torch, Triton and transformers, not the server's dependencies."""
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('pydantic', 'grpc', 'opentelemetry', 'kubernetes')));"
+        "import check; print(check.LIMIT_S)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert finished.stdout.strip() == "540.0", finished.stderr[-2000:]

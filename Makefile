@@ -45,7 +45,7 @@ serve: $(VENV)/.installed model kernels ## serve the demo model on port 50051 un
 
 .PHONY: test
 test: $(VENV)/.installed model kernels ## the test suite: units, contracts, parity with the reference, end to end
-	$(PYTEST) tests/unit tests/contract tests/e2e
+	$(PYTEST) tests/unit tests/contract tests/cases tests/e2e
 
 .PHONY: test-chart
 test-chart: $(VENV)/.installed tools ## the Helm chart under two Helm majors and three Kubernetes schemas

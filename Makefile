@@ -45,7 +45,11 @@ serve: $(VENV)/.installed model kernels ## serve the demo model on port 50051 un
 
 .PHONY: test
 test: $(VENV)/.installed model kernels ## the test suite: units, contracts, parity with the reference, end to end
-	$(PYTEST) tests/unit tests/contract tests/cases tests/e2e
+	$(PYTEST) tests/unit tests/contract tests/cases tests/e2e --ignore tests/unit/kernels/triton
+
+.PHONY: test-triton
+test-triton: $(VENV)/.installed ## the Triton kernels: interpreted, and compiled for four chips without a GPU
+	$(PYTEST) tests/unit/kernels/triton
 
 .PHONY: test-chart
 test-chart: $(VENV)/.installed tools ## the Helm chart under two Helm majors and three Kubernetes schemas

@@ -1,0 +1,67 @@
+"""What is refused at start because it could never work later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from weir.config import ConfigError, EngineSettings, ModelSettings, Settings
+from weir.engine.load import load_engine
+
+# 2 (K and V) * 2 layers * 1 head * 16 * 4 bytes = 256 bytes a token.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 100,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "torch_dtype": "float32",
+    "eos_token_id": 0,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return str(tmp_path)
+
+
+def settings(folder: str, kv_memory: int | None, max_model_len: int | None = None, **engine: int) -> Settings:
+    return Settings(
+        model=ModelSettings(model=folder, load_format="dummy", kernels="reference", max_model_len=max_model_len),
+        engine=EngineSettings(kv_memory_bytes=kv_memory, block_size=16, threads=1, **engine),  # type: ignore[arg-type]
+    )
+
+
+def test_a_pool_for_exactly_one_request_of_the_model_length_starts(folder: str) -> None:
+    info = load_engine(settings(folder, 7 * 16 * 256)).info  # 100 tokens take 7 blocks
+    assert (info.kv_total_tokens, info.max_model_len, info.kv_bytes_per_token) == (112, 100, 256)
+
+
+def test_a_pool_that_cannot_hold_one_request_of_the_model_length_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"holds 96 tokens, but one request of max-model-len 100 needs"):
+        load_engine(settings(folder, 6 * 16 * 256))
+
+
+def test_a_pool_of_one_block_is_refused_unless_the_model_length_fits_it(folder: str) -> None:
+    with pytest.raises(ConfigError, match="holds 16 tokens"):
+        load_engine(settings(folder, 16 * 256))
+    assert load_engine(settings(folder, 16 * 256, max_model_len=16)).info.kv_total_tokens == 16
+
+
+def test_a_model_length_beyond_the_models_own_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="max-model-len 101 is more than the model's own limit of 100"):
+        load_engine(settings(folder, 2**20, max_model_len=101))
+
+
+def test_the_pool_is_never_larger_than_what_can_be_used_at_once(folder: str) -> None:
+    info = load_engine(settings(folder, 2**30, max_running=3)).info
+    assert info.kv_total_tokens == 3 * 7 * 16

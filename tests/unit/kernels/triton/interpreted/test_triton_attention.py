@@ -174,13 +174,13 @@ def test_a_cache_beyond_two_to_the_31_elements_is_addressed_in_64_bits() -> None
 
 
 def test_more_rows_than_the_planner_reads_at_once_each_get_their_own_result() -> None:
-    lengths = [(1, row % 3 * 20) for row in range(300)]
+    lengths = [(1, row % 3 * 20) for row in range(260)]
     problem = make_problem(lengths, num_heads=1, num_kv_heads=1, head_dim=64, block_size=16)
-    actual, _ = run_on(problem, Chip("default", 40), 0.125)
+    actual, _ = run_on(problem, Chip("default", 1), 0.125)
     assert_matches(actual, attention_float64(problem, 0.125), 2e-6)
 
 
-@pytest.mark.parametrize("processors", [1, 16, 132])
+@pytest.mark.parametrize("processors", [1, 8, 40])
 def test_any_number_of_splits_gives_the_same_attention(processors: int) -> None:
     lengths = [(1, 1500), (1, 256), (1, 257), (1, 0), (1, 700)]
     problem = make_problem(lengths, num_heads=3, num_kv_heads=1, head_dim=64, block_size=32)

@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := models/smollm2-135m-instruct
-WORKLOAD := benchmarks/mixed64.json
+# Variables that pick old OpenBLAS kernels slow a current numpy down.
+MEASURE := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
@@ -51,6 +52,10 @@ test: $(VENV)/.installed model kernels ## the test suite: units, contracts, pari
 test-triton: $(VENV)/.installed ## the Triton kernels: interpreted, and compiled for four chips without a GPU
 	$(PYTEST) tests/unit/kernels/triton
 
+.PHONY: gpu-check
+gpu-check: ## correctness, rates against the roof and whole models on a GPU, with the torch and triton of PYTHON
+	$(PYTHON) tests/gpu/check.py
+
 .PHONY: test-chart
 test-chart: $(VENV)/.installed tools ## the Helm chart under two Helm majors and three Kubernetes schemas
 	$(PYTEST) tests/chart
@@ -80,6 +85,15 @@ proto: $(VENV)/.installed ## lint the API and generate its Python stubs
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python proto/build_stubs.py
 
+# ARGS passes flags on, as in `make bench ARGS="--workloads prefill"`.
 .PHONY: bench
-bench: $(VENV)/.installed model kernels ## throughput and latency of the demo model on this machine
-	$(BIN)/weir bench --model $(MODEL) --workload $(WORKLOAD)
+bench: $(VENV)/.installed model kernels ## weir on this machine, each figure beside the machine's limit
+	$(MEASURE) -m benchmarks.suite $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.installed model kernels ## weir, vLLM, OpenVINO GenAI, llama.cpp and transformers in turn (installs them)
+	$(MEASURE) -m benchmarks.peers --write docs/performance.md --plot docs/images/peers.svg $(ARGS)
+
+.PHONY: bench-ablation
+bench-ablation: $(VENV)/.installed model kernels ## what each technique of the engine is worth
+	$(MEASURE) -m benchmarks.ablation --write docs/how-it-works.md --plot docs/images/ablation.svg $(ARGS)

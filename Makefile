@@ -72,6 +72,21 @@ tools: .tools/helm-4 ## fetch Helm for the chart tests
 	scripts/fetch_helm.sh
 	@touch $@
 
+.PHONY: chart-docs
+chart-docs: $(VENV)/.installed tools ## write the chart's schema, values table and golden renders anew
+	$(BIN)/python scripts/chart_docs.py
+	PATH=$(abspath $(BIN)):$$PATH scripts/render_examples.sh
+
+.PHONY: image
+image: ## build an image: make image TARGET=cpu (cuda, cpu or sidecar)
+	scripts/build_image.sh $(or $(TARGET),cuda)
+
+.PHONY: image-test
+image-test: model ## build the CPU image on a bare Debian, run it, and stop it in the middle of a stream (needs root)
+	@command -v buildah >/dev/null && command -v debootstrap >/dev/null \
+	  || (apt-get update -qq && apt-get install -y -qq --no-install-recommends buildah debootstrap)
+	scripts/test_image.sh
+
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff, mypy, import rules, buf
 	$(BIN)/ruff check .

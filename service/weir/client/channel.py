@@ -9,11 +9,13 @@ READY_POLL_S = 0.1
 Metadata = tuple[tuple[str, str], ...]
 
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
     """Channel arguments: one message limit for both directions, dead servers noticed, quick reconnects."""
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        # Behind a headless Service a name is many pods: spread the calls, and leave a pod that is gone.
+        ("grpc.lb_policy_name", "round_robin"),
         # The server allows a ping each 10 s.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),

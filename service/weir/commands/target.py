@@ -49,8 +49,8 @@ def _credentials(args: argparse.Namespace) -> grpc.ChannelCredentials | None:
 
 
 def _token(path: Path | None) -> str:
-    lines = path.read_text().split() if path else []
-    return lines[0] if lines else ""
+    lines = (line.strip() for line in path.read_text().splitlines()) if path else ()
+    return next((line for line in lines if line and not line.startswith("#")), "")
 
 
 def reporting_errors(command: str, work: Callable[[], int]) -> int:

@@ -21,7 +21,7 @@ from weir.engine.request import (
     TokenLogprobs,
     Usage,
 )
-from weir.engine.waiting import Tenants
+from weir.engine.tenants import Tenants
 
 INFO = EngineInfo(
     model_name="echo",

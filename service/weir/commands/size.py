@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from weir.config import parse_size
+from weir.engine.size import SizeReport, size_report
 from weir.exit_codes import OK, WRONG_USAGE
 from weir.models.errors import ModelError
-from weir.engine.size import SizeReport, size_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -207,7 +207,7 @@ class EngineCore:
             choice.sampling.append(token_id)
             if request.first_token_at is None:
                 request.first_token_at = now
-            text, finish = accept_token(choice.text.rule, choice.text.stream, token_id, choice.num_output)
+            text, finish = accept_token(choice.text.rule, choice.text.stream, token_id, choice.num_sampled)
             self._events.append(self._delta(choice, token_id, text, logprobs, finish))
             if finish is not None and self._scheduler.finish(choice, finish):
                 finished.append(request.request_id)

@@ -179,6 +179,11 @@ class Choice:
         return len(self.tokens) + self.in_flight - len(self.request.spec.prompt_token_ids)
 
     @property
+    def num_sampled(self) -> int:
+        """Tokens sampled and collected."""
+        return len(self.tokens) - len(self.request.spec.prompt_token_ids)
+
+    @property
     def pending(self) -> int:
         """Tokens not yet in the KV cache; 1 for a decode."""
         return len(self.tokens) + self.in_flight - self.num_computed

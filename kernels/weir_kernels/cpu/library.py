@@ -76,7 +76,7 @@ class Library:
         self.set_tables = self._function("weir_cpu_set_tables", None, handle, handle, handle, handle, size)
         self.set_sliding_window = self._function("weir_cpu_set_sliding_window", None, handle, integer, ctypes.c_int32)
         self.step = self._function("weir_cpu_step", ctypes.c_char_p, handle, ctypes.POINTER(StepBatch), integer, handle)
-        self.advise_huge_pages = self._function("weir_cpu_advise_huge_pages", None, handle, ctypes.c_size_t)
+        self.commit = self._function("weir_cpu_commit", None, handle, ctypes.c_size_t, integer)
 
     def _function(self, name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
         function = self._dll[name]

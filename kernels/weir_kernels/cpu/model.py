@@ -154,11 +154,7 @@ class CpuModel:
         return 2 * self.shape.num_layers * self._kv_block_elements(block_size)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> CpuKvCache:
-        """Room for num_blocks usable blocks. Raises ValueError unless block_size is a multiple of 16.
-
-        The memory is not touched: the step reads only what a sequence has written, so nothing needs to be zero, and a
-        pool of many GiB would take seconds.
-        """
+        """Room for num_blocks usable blocks, committed. Raises ValueError unless block_size is a multiple of 16."""
         if block_size <= 0 or block_size % GROUP_TOKENS:
             raise ValueError(f"block_size must be a multiple of {GROUP_TOKENS} on this path, not {block_size}")
         shape = (self.shape.num_layers, num_blocks + 1, self._kv_block_elements(block_size))
@@ -166,8 +162,7 @@ class CpuModel:
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         data = torch.empty(shape, dtype=dtype)
-        # Before the pages are touched: that is when the system decides on their size.
-        self._library.advise_huge_pages(data.data_ptr(), data.nbytes)
+        self._library.commit(data.data_ptr(), data.nbytes, self.threads)
         return data
 
     def _kv_block_elements(self, block_size: int) -> int:

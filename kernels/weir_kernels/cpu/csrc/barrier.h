@@ -34,39 +34,50 @@ inline void wait_for_all(weir::PhaseBarrier& barrier, int num_threads) {
   __atomic_sub_fetch(&barrier.sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
-// One thread's view of the items 0..n-1 of a phase. The first part of the items is dealt out in equal contiguous runs
-// (consecutive items are consecutive memory, and no atomic is needed); the rest is taken one at a time, so that a
-// thread that lost its core for a while doesn't hold up the phase. Each phase of a step has its own counter, zeroed
-// before the step, so that no phase has to wait for a reset. `peek` names the item that `next` will return.
+// One thread's view of the items 0..n-1 of a phase.
+//
+// `apart`: each thread owns a contiguous part and takes its items one by one; when it has none left it takes from the
+// others' parts, so that a thread that loses its core for a while doesn't hold up the phase. Parts are the same
+// fractions in every phase: a thread finds the rows it wrote in its own cache, and consecutive items are consecutive
+// memory. `together`: all threads take from the beginning, for lists that are sorted longest first.
+//
+// `peek` names the item that `next` will return; it is already taken, so that its memory can be fetched ahead.
+enum class Sharing { apart, together };
+
 class WorkQueue {
  public:
-  WorkQueue(weir::PhaseCounter& counter, int num_items, int thread, int num_threads, int dealt_percent)
-      : counter_(counter), num_items_(num_items) {
-    const int share = num_threads == 1 ? num_items : (int)((int64_t)num_items * dealt_percent / 100 / num_threads);
-    position_ = share * thread;
-    dealt_end_ = position_ + share;
-    common_begin_ = share * num_threads;
-    if (share == 0) position_ = take();
-  }
+  // counters: one for each thread, all zero.
+  WorkQueue(weir::PhaseCounter* counters, int num_items, int thread, int num_threads, Sharing sharing)
+      : counters_(counters),
+        num_items_(num_items),
+        parts_(sharing == Sharing::apart ? num_threads : 1),
+        part_(sharing == Sharing::apart ? thread : 0),
+        parts_left_(parts_),
+        ahead_(take()) {}
 
-  int peek() const { return position_; }  // -1: none left
+  int peek() const { return ahead_; }  // -1: none left
 
   int next() {
-    const int item = position_;
-    if (item < 0) return item;
-    position_ = item < dealt_end_ - 1 ? item + 1 : take();
+    const int item = ahead_;
+    if (item >= 0) ahead_ = take();
     return item;
   }
 
  private:
+  int begin_of(int part) const { return (int)((int64_t)num_items_ * part / parts_); }
+
   int take() {
-    dealt_end_ = 0;
-    const int item = common_begin_ + __atomic_fetch_add(&counter_.taken, 1, __ATOMIC_RELAXED);
-    return item < num_items_ ? item : -1;
+    for (; parts_left_ > 0; --parts_left_, part_ = part_ + 1 == parts_ ? 0 : part_ + 1) {
+      const int begin = begin_of(part_), end = begin_of(part_ + 1);
+      if (begin == end) continue;  // another thread's counter costs a trip between cores
+      const int item = begin + __atomic_fetch_add(&counters_[part_].taken, 1, __ATOMIC_RELAXED);
+      if (item < end) return item;
+    }
+    return -1;
   }
 
-  weir::PhaseCounter& counter_;
-  int num_items_, position_, dealt_end_, common_begin_;
+  weir::PhaseCounter* counters_;
+  int num_items_, parts_, part_, parts_left_, ahead_;
 };
 
 }  // namespace

@@ -105,13 +105,17 @@ WEIR_INLINE TileProduct pick_tile_product(int rows, int lines, int* fetched) {
 // Rows are cut into blocks that stay in the L2 cache while all panels pass, and a block into tiles of nearly equal
 // height: 13 rows are 7 + 6, because a tile of 1 row would cost as much time as one of 6.
 struct RowBlocks {
+  static constexpr int kRowsApart = 64;
   int rows, num_blocks;
 
-  RowBlocks(int num_rows, size_t row_bytes) : rows(num_rows) {
+  RowBlocks(int num_rows, size_t row_bytes, int num_threads) : rows(num_rows) {
     constexpr size_t kBudgetBytes = 320 << 10;
     int limit = (int)(kBudgetBytes / row_bytes) / kTileRows * kTileRows;
     limit = limit < 4 * kTileRows ? 4 * kTileRows : limit;
     num_blocks = (num_rows + limit - 1) / limit;
+    // With many rows each thread takes rows of its own, which the phases before left in its cache; with few it takes
+    // panels, so that weights are read from memory once.
+    if (num_rows >= kRowsApart * num_threads) num_blocks = (num_blocks + num_threads - 1) / num_threads * num_threads;
   }
   // The first blocks get whole tiles more than the last.
   int begin(int block) const {
@@ -124,15 +128,14 @@ struct RowBlocks {
 // All of x W^T, called by every thread of the team. `finish(row, panel, values)` gets each row's 32
 // results of a panel.
 template <class Finish>
-void multiply(const Rows& x, const PackedMatrix& w, weir::PhaseCounter& counter, int thread, int num_threads,
+void multiply(const Rows& x, const PackedMatrix& w, weir::PhaseCounter* counters, int thread, int num_threads,
               const Finish& finish) {
-  if (x.count == 0) return;
   const int panels = num_panels(w), steps = num_steps(w);
-  const RowBlocks blocks(x.count, x.stride * sizeof(bf16));
+  const RowBlocks blocks(x.count, x.stride * sizeof(bf16), num_threads);
   const int panel_lines = (int)(panel_elements(w) * sizeof(bf16) / 64);
   alignas(64) float c[kTileRows * kPanelCols];
 
-  WorkQueue queue(counter, blocks.num_blocks * panels, thread, num_threads, 75);
+  WorkQueue queue(counters, blocks.num_blocks * panels, thread, num_threads, Sharing::apart);
   for (int item = queue.next(); item >= 0; item = queue.next()) {
     const int block = item / panels, column = item % panels;
     const int begin = blocks.begin(block), rows = blocks.begin(block + 1) - begin;

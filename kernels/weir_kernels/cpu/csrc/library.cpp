@@ -181,7 +181,7 @@ struct Engine {
     w.qkv_stride = round_up(head_columns + 2 * (size_t)s.num_kv_heads * s.head_dim, kLanes);
     w.attended_stride = odd_line_stride(head_columns);
     w.activated_stride = odd_line_stride(s.intermediate_size);
-    w.counters = memory.take<PhaseCounter>(num_counters());
+    w.counters = memory.take<PhaseCounter>(2 * (size_t)threads);
     w.barrier = memory.take<PhaseBarrier>(1);
     w.hidden = memory.take<float>(tokens * w.hidden_stride);
     w.normed = memory.take<bf16>(normed_rows * w.normed_stride);
@@ -197,8 +197,6 @@ struct Engine {
     w.attention_scratch_bytes = round_up(kernels->attention_scratch_bytes(s), 4096);
     w.attention_scratch = memory.take<char>(w.attention_scratch_bytes * threads);
   }
-
-  size_t num_counters() const { return (size_t)model.shape.num_layers * 10 + 10; }
 
   // The columns from a row's length to its stride must be zero; a layout for another batch leaves other rows' data
   // there.
@@ -221,7 +219,7 @@ struct Engine {
     clear_padding(workspace.kept_attended, b.num_logit_rows, workspace.attended_stride,
                   (size_t)s.num_heads * s.head_dim);
     clear_padding(workspace.activated, rows, workspace.activated_stride, s.intermediate_size);
-    memset(workspace.counters, 0, num_counters() * sizeof(PhaseCounter));
+    memset(workspace.counters, 0, 2 * (size_t)threads * sizeof(PhaseCounter));
     memset(workspace.barrier, 0, sizeof(PhaseBarrier));
 #pragma omp parallel num_threads(threads)
     kernels->run_step(model, b, workspace, omp_get_thread_num(), omp_get_num_threads(), phase_seconds);
@@ -350,11 +348,24 @@ WEIR_EXPORT const char* weir_cpu_step(Engine* engine, const weir::StepBatch* bat
   }
 }
 
-// Ask for huge pages behind the KV cache.
-WEIR_EXPORT void weir_cpu_advise_huge_pages(void* memory, size_t bytes) {
-  const uintptr_t page = 4096, begin = ((uintptr_t)memory + page - 1) / page * page;
-  const uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
-  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+// Bring the pages of freshly allocated memory in, huge ones where the system grants them. Done before serving: a step
+// that touches a page for the first time waits for it to be found and cleared, which can take as long as the step, and a
+// memory limit that is too low shows at start instead of under load.
+WEIR_EXPORT void weir_cpu_commit(void* memory, size_t bytes, int threads) {
+  constexpr uintptr_t kPage = 4096, kSlice = 32 << 20;
+#ifndef MADV_POPULATE_WRITE
+  constexpr int MADV_POPULATE_WRITE = 23;
+#endif
+  const uintptr_t begin = ((uintptr_t)memory + kPage - 1) / kPage * kPage;
+  const uintptr_t end = ((uintptr_t)memory + bytes) / kPage * kPage;
+  if (end <= begin) return;
+  madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (uintptr_t slice = begin; slice < end; slice += kSlice) {
+    const uintptr_t slice_end = end - slice < kSlice ? end : slice + kSlice;
+    if (madvise((void*)slice, slice_end - slice, MADV_POPULATE_WRITE) == 0) continue;
+    for (uintptr_t page = slice; page < slice_end; page += kPage) *(volatile char*)page = 0;  // Linux before 5.14
+  }
 }
 
 }  // extern "C"

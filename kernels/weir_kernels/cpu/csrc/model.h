@@ -131,7 +131,7 @@ struct Workspace {
   int32_t first_chunk_token;  // tokens before it are alone in their sequence, a decode each
   char* attention_scratch;  // [threads, attention_scratch_bytes]
   size_t attention_scratch_bytes;
-  PhaseCounter* counters;  // one for each phase of the step, zero at its start
+  PhaseCounter* counters;  // [2, threads], zero at the start of the step
   PhaseBarrier* barrier;
 };
 

@@ -146,20 +146,24 @@ class Step {
     start_ = t;
   }
 
-  weir::PhaseCounter& next_counter() { return ws_.counters[phase_++]; }
-  WorkQueue queue(int items, int dealt_percent) {
-    return WorkQueue(next_counter(), items, thread_, threads_, dealt_percent);
+  // The counters of this phase. There are two sets: while one is in use, each thread zeroes its counter of the other,
+  // which nobody has used since the last barrier and nobody will before the next.
+  weir::PhaseCounter* next_counters() {
+    ws_.counters[(phase_ + 1) % 2 * threads_ + thread_].taken = 0;
+    return ws_.counters + phase_++ % 2 * threads_;
   }
   // Row-wise phases hand out runs of rows: a row is too little work for an atomic.
   static constexpr int kRunRows = 4;
-  WorkQueue row_runs(int rows) { return queue((rows + kRunRows - 1) / kRunRows, 75); }
+  WorkQueue row_runs(int rows) {
+    return WorkQueue(next_counters(), (rows + kRunRows - 1) / kRunRows, thread_, threads_, Sharing::apart);
+  }
   static int run_end(int run, int rows) { return run * kRunRows + kRunRows < rows ? run * kRunRows + kRunRows : rows; }
 
   Rows normed(int rows) const { return Rows{ws_.normed, ws_.normed_stride, rows}; }
 
   template <class Finish>
   void product(const Rows& x, const PackedMatrix& w, const Finish& finish, Phase phase) {
-    multiply(x, w, next_counter(), thread_, threads_, finish);
+    multiply(x, w, next_counters(), thread_, threads_, finish);
     end_phase(phase);
   }
 
@@ -283,7 +287,7 @@ class Step {
 
   void attention(int l) {
     const int kv_heads = shape_.num_kv_heads;
-    WorkQueue work = queue(ws_.num_items * kv_heads, 0);
+    WorkQueue work(next_counters(), ws_.num_items * kv_heads, thread_, threads_, Sharing::together);
     for (int i = work.next(); i >= 0; i = work.next()) {
       const int following = work.peek() >= 0 ? work.peek() : i;
       const int token = first_token_of(ws_.items[following / kv_heads]);

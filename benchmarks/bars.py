@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _LABEL, _VALUE = 760, 230, 150
+_WIDTH, _LABEL, _VALUE = 760, 250, 150
 _BAR, _GAP, _HEAD, _TITLE = 20, 8, 30, 34
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1f2328}.title{font-weight:600;font-size:15px}"

@@ -62,8 +62,13 @@ class Trace:
         return sum(record.end_unix_ns - record.start_unix_ns for record in self.records) / 1e9
 
     def pure_decode(self) -> Trace:
-        """The steps in which every request decodes, with their own time as wall time."""
+        """The steps in which every request decodes, with their own time as wall time.
+
+        Raises ValueError when there is no such step: outputs are too short.
+        """
         full = [r for r in self.records if r.decode_tokens == len(self.work.items) and not r.prefill_tokens]
+        if not full:
+            raise ValueError(f"{self.work.name}: the requests never all decode at once; make outputs longer")
         part = replace(self, records=full)
         return replace(part, wall_s=part.busy_s)
 

@@ -99,8 +99,10 @@ class EngineSettings(_Section):
     """The KV pool, the batch and the queue."""
 
     kv_memory_bytes: Bytes | None = Field(None, description="memory of the KV pool, as in 2GiB")
-    kv_memory_fraction: float = Field(0.5, gt=0, le=1, description="without kv-memory: this share of the free memory")
-    block_size: int | None = Field(None, gt=0, description="tokens in a KV block; default: 32 on the CPU, 16 on a GPU")
+    kv_memory_fraction: float = Field(0.25, gt=0, le=1, description="without kv-memory: this share of the free memory")
+    block_size: int | None = Field(
+        None, gt=0, description="tokens in a KV block, a multiple of 16; default: 32 on the CPU, 16 on a GPU"
+    )
     max_running: int = Field(64, gt=0, description="choices computed at once")
     max_batch_tokens: int = Field(512, gt=0, description="tokens computed in one step, decodes first")
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")

@@ -50,6 +50,9 @@ def _measure(args: argparse.Namespace) -> Report:
         from weir.bench.over_grpc import run_over_grpc
 
         return asyncio.run(run_over_grpc(args.target, workload, rate=args.rate, concurrency=args.concurrency))
+    from weir.engine.openmp import sleep_between_steps
+
+    sleep_between_steps()
     from weir.bench.in_process import run_in_process, warm_up
     from weir.engine.load import load_engine
 

@@ -75,7 +75,10 @@ def load_engine(settings: Settings) -> EngineCore:
         WaitingQueue(tenants, engine.bypass_limit, engine.bypass_age_s),
         tenants,
     )
-    kv = decoder.allocate_kv(num_blocks, block_size)
+    try:
+        kv = decoder.allocate_kv(num_blocks, block_size)
+    except ValueError as error:
+        raise ConfigError(f"block-size: {error}") from None
     runner = Runner(decoder, kv, Sampler(spec.vocab_size, device), block_size, device)
     return EngineCore(info, request_limits(settings, info), scheduler, runner, _token_table(settings), tenants)
 

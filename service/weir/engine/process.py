@@ -18,6 +18,7 @@ from weir.config import Settings
 from weir.engine.errors import EngineFailedError, UnavailableError
 from weir.engine.heartbeat import Heartbeat, Progress
 from weir.engine.messages import Cancel, Fatal, Flush, Flushed, FromEngine, Output, Ready, Stop, Submit, ToEngine
+from weir.engine.openmp import sleep_between_steps
 from weir.engine.queue_gate import QueueGate, Ticket
 from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
 from weir.engine.request import Admitted, Done, Event, Failed, GenerateRequest
@@ -93,6 +94,7 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self.failed: asyncio.Future[EngineFailedError] = self._loop.create_future()
+        sleep_between_steps()
         self._process.start()
         for end in self._childs_ends:
             end.close()  # so that this side sees the end of file when the process dies

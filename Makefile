@@ -8,7 +8,8 @@ MODEL := models/smollm2-135m-instruct
 # Variables that pick old OpenBLAS kernels slow a current numpy down.
 MEASURE := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PYTEST := $(BIN)/python -m pytest
+# Compute threads that wait should sleep: several tests run servers beside themselves.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --durations 15
 
 .PHONY: help
 help: ## list the targets

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
 from weir.client import Client
 
@@ -50,6 +51,15 @@ class ServerProcess:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=(folder / "server.log").open("w"),
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """A test that failed leaves nothing running."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def ready(self) -> Client:
         """A client, once the model is loaded."""

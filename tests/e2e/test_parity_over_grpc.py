@@ -50,11 +50,11 @@ async def _everything(target: str, references: dict[str, Reference]) -> None:
 def test_streamed_and_unary_answers_equal_the_reference(
     tmp_path: Path, model_dir: Path, references: dict[str, Reference]
 ) -> None:
-    server = ServerProcess(
-        tmp_path,
+    flags = (
         *("--model", str(model_dir), "--load-format", "auto", "--dtype", "float32", "--kernels", "auto"),
         *("--kv-memory", "1GiB", "--max-batch-tokens", "128", "--max-model-len", "2048"),
     )
-    server.ready().close()
-    asyncio.run(_everything(server.target, references))
-    assert server.terminate() == 0
+    with ServerProcess(tmp_path, *flags) as server:
+        server.ready().close()
+        asyncio.run(_everything(server.target, references))
+        assert server.terminate() == 0

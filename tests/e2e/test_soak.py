@@ -123,12 +123,12 @@ def _resident(server: ServerProcess) -> int:
 
 
 def test_every_request_ends_once_and_everything_returns_to_zero(tmp_path: Path) -> None:
-    server = ServerProcess(tmp_path, *FLAGS)
-    server.ready().close()
-    ends, warm, grown = asyncio.run(_run(server))
+    with ServerProcess(tmp_path, *FLAGS) as server:
+        server.ready().close()
+        ends, warm, grown = asyncio.run(_run(server))
+        assert server.terminate() == 0
     assert sum(ends.values()) == REQUESTS
     assert ends["done"] > REQUESTS / 5, ends
     for kind in ("closed", "DeadlineError", "BudgetExhaustedError", "InvalidRequestError", "RequestCancelledError"):
         assert ends[kind] > 0, f"the soak never saw {kind}: {ends}"
     assert grown < warm * 1.05, f"resident memory grew from {warm >> 20} to {grown >> 20} MiB"
-    assert server.terminate() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -74,11 +75,12 @@ def run_child(
         try:
             output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
             raise PeerError(f"no result after {limit_s:.0f} s") from None
         finally:
             peak = memory.stop()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         errors.seek(0)
         if process.returncode:
             raise PeerError(last_line(errors.read()) or f"exit code {process.returncode}")

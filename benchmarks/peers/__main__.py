@@ -75,7 +75,7 @@ class Comparison:
             made[work.name] = {
                 name: summarise(work, runs[name], weir)
                 if name in runs and weir
-                else self.failures.get(name, "no round")
+                else self.failures.get(name, "weir has no run to compare with")
                 for name in names
             }
         return made

@@ -38,7 +38,7 @@ def load(setup: Setup) -> Weir:
     engine = EngineSettings(
         kv_memory_bytes=KV_GIB * 2**30, max_running=MAX_RUNNING, prefix_cache=False, threads=setup.threads
     )
-    model = ModelSettings(model=str(setup.model), dtype="bfloat16", device="cpu")
+    model = ModelSettings(model=str(setup.model), dtype="bfloat16", device="cpu", max_model_len=setup.longest)
     return Weir(load_engine(Settings(model=model, engine=engine)))
 
 

@@ -97,7 +97,8 @@ def test_copied_blocks_continue_as_the_original(tmp_path: Path) -> None:
     decoder.copy_blocks(paged._kv, paged._tables[0][:2], paged._tables[1][:2])
     paged.computed[1] = 8
     paged.step({0: 1, 1: 1})
-    assert torch.equal(paged.logits[0][-1], paged.logits[1][-1])
+    # Rows of one product may be summed in another order; a wrong block would be far off.
+    torch.testing.assert_close(paged.logits[1][-1], paged.logits[0][-1], rtol=1e-5, atol=1e-5)
 
 
 def test_block_size_in_bytes_is_what_the_cache_allocates(tmp_path: Path) -> None:

@@ -107,8 +107,11 @@ class Simulation:
         for request in self.scheduler.expired(self.now):
             self.close(request.request_id, "deadline")
         running_before = [c for r in self.scheduler.running for c in r.live if c.pending == 1 and c.remaining > 0]
+        promised = self.scheduler.reserved_peak()
         plan = self.scheduler.plan(self.now)
         self._check_plan(plan, running_before)
+        if self.scheduler.limits.admission == "guaranteed" and not plan.admitted:
+            assert self.scheduler.pool.num_referenced <= promised, "more blocks in use than the formula said"
         for request in plan.admitted:
             self.admitted_at.setdefault(request.request_id, self.now)
         self.preemptions += len(plan.preempted)

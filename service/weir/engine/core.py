@@ -154,7 +154,7 @@ class EngineCore:
         finished = self._emit(plan, tokens)
         t4 = time.perf_counter()
         if somebody_waited:
-            self._wait.observe(sum(_tokens_of(r.spec) for r in plan.admitted), t4 - t0)
+            self._wait.observe(sum(r.spec.most_tokens for r in plan.admitted), t4 - t0)
         record = None
         if plan.chunks:
             self._step += 1
@@ -299,7 +299,3 @@ class EngineCore:
 
 def _is_decode(chunk: Chunk) -> bool:
     return chunk.length == 1 and chunk.samples and chunk.start >= len(chunk.choice.request.spec.prompt_token_ids)
-
-
-def _tokens_of(spec: GenerateRequest) -> int:
-    return len(spec.prompt_token_ids) + spec.n * spec.params.max_tokens

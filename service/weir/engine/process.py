@@ -126,7 +126,7 @@ class EngineClient:
         assert self._limits is not None, "the engine is not ready"
         validate(request, self._limits, self._tenants.get(request.tenant).kv_share)
         request = replace(request, request_id=self._unused_id(request.request_id))
-        ticket.resize(len(request.prompt_token_ids) + request.n * request.params.max_tokens)
+        ticket.resize(request.most_tokens)
         stream = self._streams[request.request_id] = RequestStream(self, request.request_id, ticket)
         self._to_send.put(Submit(request))
         return stream

@@ -57,6 +57,11 @@ class GenerateRequest:
     tenant: str = ""
     cache_salt: str = ""
 
+    @property
+    def most_tokens(self) -> int:
+        """Prompt tokens, and output tokens of all choices at max_tokens: what the queue counts."""
+        return len(self.prompt_token_ids) + self.n * self.params.max_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

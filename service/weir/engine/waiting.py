@@ -31,8 +31,7 @@ class Waiting:
     @property
     def tokens(self) -> int:
         """Prompt and output tokens this request may still bring."""
-        spec = self.request.spec
-        return len(spec.prompt_token_ids) + spec.n * spec.params.max_tokens
+        return self.request.spec.most_tokens
 
     @property
     def is_preempted(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from weir.engine.request import (
     SamplingParams,
     TokenLogprobs,
 )
-from weir.engine.runner import Runner
+from weir.engine.runner import Runner, StepRunner
 from weir.engine.sampler import Sampler
 from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import Tenants
@@ -109,8 +109,12 @@ def make_core(
     prefix_cache: bool = True,
     eos: tuple[int, ...] = (),
     table: TokenTable | None = None,
+    run_by: Callable[[ExactModel, torch.Tensor, BlockPool], StepRunner] | None = None,
 ) -> EngineCore:
-    """An engine over the exact model; its model length is the whole pool unless said otherwise."""
+    """An engine over the exact model; its model length is the whole pool unless said otherwise.
+
+    run_by: makes the runner from the model, its KV cache and the pool; by default, the one of a CPU.
+    """
     model = model or ExactModel()
     length = max_model_len or num_blocks * block_size
     info = EngineInfo(
@@ -143,15 +147,28 @@ def make_core(
         max_logit_bias=1024,
     )
     tenants = Tenants()
+    pool, kv = BlockPool(num_blocks, block_size, prefix_cache), model.allocate_kv(num_blocks, block_size)
+    runner = run_by(model, kv, pool) if run_by else cpu_runner(model, kv, pool)
     scheduler = Scheduler(
-        SchedulerLimits(max_running, max_batch_tokens, admission, overcommit, preempt_lower_priority),
-        BlockPool(num_blocks, block_size, prefix_cache),
+        SchedulerLimits(
+            max_running,
+            max_batch_tokens,
+            admission,
+            overcommit,
+            preempt_lower_priority,
+            collect_lag=runner.steps_ahead,
+        ),
+        pool,
         BlockHasher(block_size, key=b"test"),
         WaitingQueue(tenants, bypass_limit=4, bypass_age_s=1000.0),
         tenants,
     )
-    runner = Runner(model, model.allocate_kv(num_blocks, block_size), Sampler(model.vocab_size), block_size, _CPU)
     return EngineCore(info, limits, scheduler, runner, table or TokenTable([]), tenants)
+
+
+def cpu_runner(model: ExactModel, kv: torch.Tensor, pool: BlockPool) -> Runner:
+    """What a CPU gets."""
+    return Runner(model, kv, Sampler(model.vocab_size), pool.block_size, _CPU)
 
 
 class Engine:

@@ -1,19 +1,18 @@
 """The engine: submit and cancel requests, and step. Synchronous, single-threaded, no process or transport of its own.
 
-The loop is plan, launch, collect, emit; docs/how-it-works.md walks through it.
+The loop is plan, launch, collect, emit; docs/how-it-works.md walks through it. With a runner that runs a step ahead,
+a step is launched before the one before it is collected, so the device never waits for the host.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weir.engine.blocks import BlockPool
 from weir.engine.detokenizer import TextStream, TokenTable
 from weir.engine.errors import CancelledError, DeadlineError, InvalidRequestError, RequestError, Violation
-from weir.engine.plan import Chunk, StepPlan
-from weir.engine.records import BudgetSnapshot, ChunkRecord, EngineInfo, PhaseTimes, StepRecord
+from weir.engine.plan import StepPlan
+from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
 from weir.engine.request import (
     Admitted,
     Choice,
@@ -29,9 +28,10 @@ from weir.engine.request import (
     TokenLogprobs,
     Usage,
 )
-from weir.engine.runner import PromptScores, Runner, StepTokens
+from weir.engine.runner import PromptScores, StepRunner, StepTokens
 from weir.engine.sampling_state import SamplingState
 from weir.engine.scheduler import Scheduler
+from weir.engine.step_report import StepInFlight, step_record
 from weir.engine.stop import StopRule, accept_token
 from weir.engine.tenants import Tenants
 from weir.engine.validation import RequestLimits, validate
@@ -48,10 +48,11 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What happened in one call of step(): the record is None when there was nothing to compute."""
+    """What happened in one call of step(). record: of the step whose tokens came; idle: nothing was launched either."""
 
     record: StepRecord | None
     events: list[Event]
+    idle: bool
 
 
 class EngineCore:
@@ -62,7 +63,7 @@ class EngineCore:
         info: EngineInfo,
         limits: RequestLimits,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: StepRunner,
         table: TokenTable,
         tenants: Tenants,
     ) -> None:
@@ -75,6 +76,7 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
         self._prompt_scores: dict[str, list[TokenLogprobs | None]] = {}
+        self._in_flight: StepInFlight | None = None
         self._wait = WaitEstimate()
         self._step = 0
         self._computed_tokens = 0
@@ -84,7 +86,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether step() has anything to do."""
-        return self._scheduler.has_work or bool(self._events)
+        return self._scheduler.has_work or self._in_flight is not None or bool(self._events)
 
     def submit(self, spec: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequestError, or DeadlineError when its deadline cannot be met."""
@@ -136,33 +138,51 @@ class EngineCore:
         )
 
     def step(self) -> StepOutput:
-        """Plan, launch, collect and emit one step. With nothing to compute, only events come back."""
-        began_ns, t0 = time.time_ns(), time.perf_counter()
-        now = time.monotonic()
+        """Plan and launch a step; collect and emit it, or the one before it where the runner runs a step ahead.
+
+        With nothing to compute or to collect, only events come back.
+        """
+        began_unix_ns, began, now = time.time_ns(), time.perf_counter(), time.monotonic()
         for request in self._scheduler.expired(now):
             in_queue = request.admitted_at is None
             self._fail(request, DeadlineError(now - request.spec.arrival, in_queue=in_queue))
         somebody_waited = len(self._scheduler.waiting) > 0
         plan = self._scheduler.plan(now)
         self._report_admissions(plan, now)
-        t1 = time.perf_counter()
-        launched = self._runner.launch(plan)
-        t2 = time.perf_counter()
-        tokens = self._runner.collect(launched)
-        t3 = time.perf_counter()
-        self._scheduler.collect(plan)
-        finished = self._emit(plan, tokens)
-        t4 = time.perf_counter()
-        if somebody_waited:
-            self._wait.observe(sum(r.spec.most_tokens for r in plan.admitted), t4 - t0)
+        plan_s = time.perf_counter() - began
+
+        due, self._in_flight = self._in_flight, None
         record = None
+        if due is not None and not (plan.chunks and self._runner.follows(plan)):
+            record, due = self._collect(due), None
+            plan = plan.without_ended()
         if plan.chunks:
-            self._step += 1
-            self._computed_tokens += plan.num_tokens
-            self._hit_tokens += plan.hit_tokens
-            phases = PhaseTimes(t1 - t0, launched.build_s, t2 - t1 - launched.build_s, t3 - t2, t4 - t3)
-            record = self._record(plan, finished, phases, began_ns, began_ns + int((t4 - t0) * 1e9))
-        return StepOutput(record, self.take_events())
+            launch_began = time.perf_counter()
+            launched = self._runner.launch(plan)
+            step = StepInFlight(plan, launched, began_unix_ns, began, plan_s, launch_began)
+            if self._runner.steps_ahead:
+                self._in_flight = step
+            else:
+                due = step
+        if due is not None:
+            record = self._collect(due)
+        if somebody_waited:
+            self._wait.observe(sum(r.spec.most_tokens for r in plan.admitted), time.perf_counter() - began)
+        return StepOutput(record, self.take_events(), idle=record is None and not plan.chunks)
+
+    def _collect(self, step: StepInFlight) -> StepRecord:
+        collect_began = time.perf_counter()
+        tokens = self._runner.collect(step.launched)
+        collected = time.perf_counter()
+        self._scheduler.collect(step.plan)
+        finished = self._emit(tokens)
+        ended = time.perf_counter()
+        self._step += 1
+        self._computed_tokens += step.plan.num_tokens
+        self._hit_tokens += step.plan.hit_tokens
+        rejected, self._rejected = self._rejected, 0
+        phases = step.phases(collect_began, collected, ended)
+        return step_record(self._step, step, phases, step.end_unix_ns(ended), finished, rejected, self._scheduler)
 
     def _report_admissions(self, plan: StepPlan, now: float) -> None:
         for request in plan.admitted:
@@ -193,7 +213,7 @@ class EngineCore:
         )
         choice.sampling = SamplingState(spec.params, spec.prompt_token_ids, eos, self._limits.vocab_size, choice.index)
 
-    def _emit(self, plan: StepPlan, tokens: StepTokens) -> list[str]:
+    def _emit(self, tokens: StepTokens) -> list[str]:
         """Take the sampled tokens in, send deltas, and end what is complete. Returns ids of finished requests."""
         now = time.monotonic()
         for scores in tokens.prompt_scores:
@@ -201,7 +221,7 @@ class EngineCore:
         finished: list[str] = []
         for choice, token_id, logprobs in zip(tokens.choices, tokens.token_ids, tokens.logprobs, strict=True):
             request = choice.request
-            if request.closed or choice.finish is not None:
+            if not choice.is_live:
                 continue  # it ended while this step was on its way
             self._scheduler.append(choice, token_id)
             choice.sampling.append(token_id)
@@ -260,42 +280,3 @@ class EngineCore:
             del self._requests[request.request_id]
             self._prompt_scores.pop(request.request_id, None)
             self._events.append(Failed(request.request_id, error))
-
-    def _record(
-        self, plan: StepPlan, finished: Sequence[str], phases: PhaseTimes, start_ns: int, end_ns: int
-    ) -> StepRecord:
-        pool: BlockPool = self._scheduler.pool
-        waiting = self._scheduler.waiting
-        decodes: list[ChunkRecord] = []
-        prefills: list[ChunkRecord] = []
-        for chunk in plan.chunks:
-            (decodes if _is_decode(chunk) else prefills).append(
-                ChunkRecord(chunk.choice.request.request_id, chunk.choice.index, chunk.start, chunk.length)
-            )
-        rejected, self._rejected = self._rejected, 0
-        return StepRecord(
-            step=self._step,
-            start_unix_ns=start_ns,
-            end_unix_ns=end_ns,
-            phases=phases,
-            decodes=tuple(decodes),
-            prefills=tuple(prefills),
-            prefix_hit_tokens=plan.hit_tokens,
-            running=self._scheduler.num_running,
-            queued=len(waiting),
-            queued_tokens=waiting.tokens,
-            oldest_queued_s=waiting.oldest_age_s(time.monotonic()),
-            admitted=tuple(r.request_id for r in plan.admitted),
-            finished=tuple(finished),
-            preempted=tuple(r.request_id for r in plan.preempted),
-            rejected=rejected,
-            kv_total_tokens=pool.num_blocks * pool.block_size,
-            kv_free_tokens=pool.num_free * pool.block_size,
-            kv_used_tokens=pool.num_referenced * pool.block_size,
-            kv_cached_tokens=pool.num_idle * pool.block_size,
-            kv_reserved_peak_tokens=self._scheduler.reserved_peak() * pool.block_size,
-        )
-
-
-def _is_decode(chunk: Chunk) -> bool:
-    return chunk.length == 1 and chunk.samples and chunk.start >= len(chunk.choice.request.spec.prompt_token_ids)

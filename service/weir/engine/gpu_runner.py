@@ -43,6 +43,8 @@ class GpuLaunched:
 class GpuRunner:
     """Owns staging, graphs and the tokens of the last step. draw: `weir_kernels.sampling.sample`."""
 
+    steps_ahead = 1
+
     def __init__(
         self,
         decoder: ModelExecutor,

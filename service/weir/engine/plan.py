@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weir.engine.request import Choice, Request
 
@@ -31,6 +31,14 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens this step computes."""
         return sum(chunk.length for chunk in self.chunks)
+
+    def without_ended(self) -> StepPlan:
+        """The same step without the choices that ended after it was planned: they have no blocks any more."""
+        kept = tuple(chunk for chunk in self.chunks if chunk.choice.is_live)
+        if len(kept) == len(self.chunks):
+            return self
+        num_single = sum(chunk.choice.is_live for chunk in self.chunks[: self.num_single])
+        return replace(self, chunks=kept, num_single=num_single)
 
 
 @dataclass(frozen=True, slots=True)

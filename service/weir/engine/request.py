@@ -179,6 +179,11 @@ class Choice:
     sampling: Any = None
 
     @property
+    def is_live(self) -> bool:
+        """Whether it goes on: it has not finished, and its request has not ended."""
+        return self.finish is None and not self.request.closed
+
+    @property
     def num_output(self) -> int:
         """Tokens sampled so far, those in flight included."""
         return len(self.tokens) + self.in_flight - len(self.request.spec.prompt_token_ids)

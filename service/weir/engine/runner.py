@@ -23,6 +23,35 @@ class ModelExecutor(Protocol):
         ...
 
 
+class LaunchedStep(Protocol):
+    """A step on its way, as its runner knows it. build_s: seconds that laying it out took."""
+
+    @property
+    def build_s(self) -> float: ...
+
+
+class StepRunner(Protocol):
+    """Runs steps on a device, one after the other in the order of their launch.
+
+    steps_ahead: how many steps may be on their way when the next one is launched, 0 or 1.
+    """
+
+    @property
+    def steps_ahead(self) -> int: ...
+
+    def follows(self, plan: StepPlan) -> bool:
+        """Whether this step may be launched before the last launched one is collected."""
+        ...
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start the step, which has at least one chunk."""
+        ...
+
+    def collect(self, launched: Any) -> StepTokens:
+        """Wait for the oldest launched step that was not collected yet, and take its tokens."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step on its way: what it computes, and its logits (or, all rows being greedy, its token ids)."""
@@ -59,6 +88,8 @@ _NOTHING = StepTokens((), [], [], [])
 class Runner:
     """Owns the KV cache tensors; on a CPU a launched step is complete when launch() returns."""
 
+    steps_ahead = 0
+
     def __init__(
         self, decoder: ModelExecutor, kv: Any, sampler: Sampler, block_size: int, device: torch.device
     ) -> None:
@@ -68,6 +99,10 @@ class Runner:
         self._sampler = sampler
         self._block_size = block_size
         self._device = device
+
+    def follows(self, plan: StepPlan) -> bool:
+        """Never: a step needs the tokens of the one before it on the host."""
+        return False
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:

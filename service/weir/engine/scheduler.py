@@ -103,8 +103,13 @@ class Scheduler:
         choice.tokens.append(token_id)
 
     def finish(self, choice: Choice, finish: ChoiceFinish) -> bool:
-        """End a choice and free its blocks; True when its request is complete and closed."""
+        """End a choice and free its blocks; True when its request is complete and closed.
+
+        A token that is still in flight does not count any more. A step that is on its way may still write to the
+        blocks: whoever takes them is computed by a later step, and steps run in the order of their launch.
+        """
         choice.finish = finish
+        choice.in_flight = 0
         self.running.release(choice)
         self._peak = None
         return not choice.request.live and self.close(choice.request)

@@ -57,7 +57,7 @@ def _serve(core: EngineCore, messages: queue.SimpleQueue[ToEngine], outbox: Conn
             heartbeat.beat()
             output = core.step()
             outbox.send(Output(output.record, core.snapshot(), output.events))
-            if output.record is None:
+            if output.idle:
                 time.sleep(_EMPTY_STEP_S)
         if not core.has_work:
             heartbeat.rest()

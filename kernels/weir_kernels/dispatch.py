@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -11,6 +13,7 @@ import torch
 from weir_kernels import reference, torch_ops
 from weir_kernels.ragged import RaggedBatch
 
+OLDEST_NVIDIA = (8, 0)
 Backend = Literal["auto", "triton", "cpu", "reference"]
 
 
@@ -65,19 +68,30 @@ class Kernels:
 
 
 def pick(device: torch.device, wanted: Backend = "auto") -> Kernels:
-    """The kernels for a device. auto: Triton on a GPU, batched torch elsewhere.
+    """The kernels for a device. auto: on a GPU Triton, or the reference where Triton does not run; elsewhere torch.
 
-    Raises KernelError when the wanted backend does not run on the device.
+    Raises KernelError when the wanted backend does not run on the device. With TRITON_INTERPRET=1 in the environment,
+    Triton runs on a CPU.
     """
     if wanted == "auto":
-        wanted = "triton" if device.type == "cuda" else "cpu"
-    if wanted == "triton" and device.type != "cuda":
+        wanted = "cpu" if device.type != "cuda" else "triton" if _triton_compiles_for(device) else "reference"
+    if wanted == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise KernelError(f"the triton kernels need a GPU, not device {device}; use kernels cpu or reference")
+    if wanted == "triton" and importlib.util.find_spec("triton") is None:
+        raise KernelError("the triton kernels need the package triton, which is not installed; use kernels reference")
     if wanted == "cpu" and device.type != "cpu":
         raise KernelError(f"the cpu kernels need device cpu, not {device}; use kernels triton or reference")
     if wanted == "triton":
         return _triton_kernels()
     return _torch_kernels() if wanted == "cpu" else _reference_kernels()
+
+
+def _triton_compiles_for(device: torch.device) -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    if torch.version.hip or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= OLDEST_NVIDIA
 
 
 def _reference_kernels() -> Kernels:

@@ -99,12 +99,15 @@ class EngineSettings(_Section):
     """The KV pool, the batch and the queue."""
 
     kv_memory_bytes: Bytes | None = Field(None, description="memory of the KV pool, as in 2GiB")
-    kv_memory_fraction: float = Field(0.25, gt=0, le=1, description="without kv-memory: this share of the free memory")
+    kv_memory_fraction: float = Field(
+        0.25, gt=0, le=1, description="without kv-memory: this share of the free memory, on a GPU of what steps leave"
+    )
     block_size: int | None = Field(
         None, gt=0, description="tokens in a KV block, a multiple of 16; default: 32 on the CPU, 16 on a GPU"
     )
     max_running: int = Field(64, gt=0, description="choices computed at once")
     max_batch_tokens: int = Field(512, gt=0, description="tokens computed in one step, decodes first")
+    cuda_graphs: bool = Field(True, description="record decode steps on a GPU and replay them; off: launch each kernel")
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
     admission: Literal["guaranteed", "optimistic", "reserve"] = Field(
         "guaranteed",

@@ -79,9 +79,10 @@ class GpuRunner:
         self._tensors["cu_seqlens"].copy_(torch.arange(rows + 1))
         self._tensors["logit_rows"].copy_(torch.arange(rows))
         self._graphs.record(graph_sizes(min(rows, self._shape.max_tokens)), self._decode)
-        tokens = min(self._shape.max_tokens, 32)
-        self._tensors["cu_seqlens"][:3] = torch.tensor([0, 1, tokens], dtype=torch.int32, device=self._device)
-        mixed = ragged_batch(self._tensors, tokens, 2, 1, 2, self._shape)
+        tokens, decodes = min(self._shape.max_tokens, 32), min(rows - 1, 1)
+        bounds = torch.tensor([*range(decodes + 1), tokens], dtype=torch.int32)
+        self._tensors["cu_seqlens"][: len(bounds)].copy_(bounds)
+        mixed = ragged_batch(self._tensors, tokens, decodes + 1, decodes, decodes + 1, self._shape)
         self._sample(self._decoder.forward(mixed, self._kv))
 
     def follows(self, plan: StepPlan) -> bool:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import torch
 from weir_kernels.cpu.threads import compute_threads
+from weir_kernels.dispatch import KernelError
 
 from weir.config import ConfigError, Settings
 from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
 from weir.engine.core import EngineCore
 from weir.engine.detokenizer import TokenTable
+from weir.engine.gpu_batch import StepShape
 from weir.engine.plan import SchedulerLimits
+from weir.engine.pool_size import pool_blocks
 from weir.engine.records import EngineInfo
-from weir.engine.runner import Runner
+from weir.engine.runner import Runner, StepRunner
 from weir.engine.sampler import Sampler
 from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits
 from weir.engine.waiting import WaitingQueue
 from weir.models.build import build_decoder
+from weir.models.cpu_decoder import CpuDecoder
+from weir.models.decoder import Decoder
 from weir.models.tokenizer import Tokenizer
 
 _BLOCK_SIZE = {"cpu": 32, "cuda": 16}
@@ -31,18 +35,28 @@ def load_engine(settings: Settings) -> EngineCore:
     model, engine = settings.model, settings.engine
     threads = engine.threads or compute_threads()
     torch.set_num_threads(threads)
-    decoder = build_decoder(
-        model.model,
-        dtype=model.dtype,
-        device=model.device,
-        kernels=model.kernels,
-        load_format=model.load_format,
-        threads=threads,
-    )
+    try:
+        decoder = build_decoder(
+            model.model,
+            dtype=model.dtype,
+            device=model.device,
+            kernels=model.kernels,
+            load_format=model.load_format,
+            threads=threads,
+        )
+    except KernelError as error:
+        raise ConfigError(str(error)) from None
     spec, device = decoder.spec, decoder.device
     block_size = engine.block_size or _BLOCK_SIZE[device.type]
     max_model_len = _model_length(model.max_model_len, spec.max_position_embeddings)
-    num_blocks = _pool_blocks(settings, decoder.kv_bytes_per_block(block_size), block_size, max_model_len, device)
+    shape = StepShape(engine.max_batch_tokens, engine.max_running, blocks_for(max_model_len, block_size), block_size)
+    try:
+        num_blocks = pool_blocks(engine, decoder, shape, max_model_len)
+        runner = _runner(decoder, num_blocks, shape, engine.cuda_graphs)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"the {decoder.kernels} kernels cannot serve this with these settings: {error}") from None
     info = EngineInfo(
         model_name=model.served_model_name or Path(model.model).name,
         model_path=str(model.model),
@@ -69,17 +83,13 @@ def load_engine(settings: Settings) -> EngineCore:
             engine.overcommit,
             engine.preempt_lower_priority,
             engine.bypass_scan,
+            runner.steps_ahead,
         ),
         BlockPool(num_blocks, block_size, engine.prefix_cache),
         BlockHasher(block_size, info.model_name),
         WaitingQueue(tenants, engine.bypass_limit, engine.bypass_age_s),
         tenants,
     )
-    try:
-        kv = decoder.allocate_kv(num_blocks, block_size)
-    except ValueError as error:
-        raise ConfigError(f"block-size: {error}") from None
-    runner = Runner(decoder, kv, Sampler(spec.vocab_size, device), block_size, device)
     return EngineCore(info, request_limits(settings, info), scheduler, runner, _token_table(settings), tenants)
 
 
@@ -114,42 +124,10 @@ def _model_length(wanted: int | None, positions: int) -> int:
     return wanted or positions
 
 
-def _pool_blocks(
-    settings: Settings, bytes_per_block: int, block_size: int, max_model_len: int, device: torch.device
-) -> int:
-    engine = settings.engine
-    if engine.kv_memory_bytes is not None:
-        memory, source = engine.kv_memory_bytes, "kv-memory"
-    else:
-        memory, source = int(_free_memory(device) * engine.kv_memory_fraction), "kv-memory-fraction"
-    # More than every running choice at full length could never be used at once.
-    most = engine.max_running * blocks_for(max_model_len, block_size)
-    num_blocks = min(memory // bytes_per_block, most)
-    needed = blocks_for(max_model_len, block_size)
-    if num_blocks < needed:
-        raise ConfigError(
-            f"the KV pool ({source}: {memory / 2**20:.0f} MiB) holds {num_blocks * block_size} tokens, but one request "
-            f"of max-model-len {max_model_len} needs {needed * bytes_per_block / 2**20:.0f} MiB: "
-            "give the pool more memory, or lower max-model-len"
-        )
-    return num_blocks
+def _runner(decoder: Decoder | CpuDecoder, num_blocks: int, shape: StepShape, cuda_graphs: bool) -> StepRunner:
+    kv = decoder.allocate_kv(num_blocks, shape.block_size)
+    if isinstance(decoder, Decoder) and decoder.kernels == "triton":
+        from weir.engine.gpu_load import gpu_runner  # late: it imports Triton, which not every machine has
 
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return _cgroup_free(int(psutil.virtual_memory().available))
-
-
-def _cgroup_free(available: int) -> int:
-    """Free memory, at most what the cgroup (v2, then v1) leaves."""
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, used = Path(limit_file).read_text().strip(), int(Path(used_file).read_text())
-        except (OSError, ValueError):
-            continue
-        return available if limit == "max" else min(available, max(0, int(limit) - used))
-    return available
+        return gpu_runner(decoder, kv, shape, cuda_graphs)
+    return Runner(decoder, kv, Sampler(decoder.spec.vocab_size, decoder.device), shape.block_size, decoder.device)

@@ -1,4 +1,4 @@
-"""The whole engine on a tiny random model: Triton kernels give the tokens that plain torch gives."""
+"""The whole engine on a tiny random model: the GPU's path, one step ahead, gives the tokens that plain torch gives."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from weir.config import EngineSettings, ModelSettings, Settings
+from weir.config import ConfigError, EngineSettings, ModelSettings, Settings
+from weir.engine.core import EngineCore
 from weir.engine.load import load_engine
-from weir.engine.request import Delta, GenerateRequest, SamplingParams
-from weir.models import build
-from weir_kernels import activation, attention, norm, qkv
-from weir_kernels.dispatch import Kernels
+from weir.engine.records import StepRecord
+from weir.engine.request import Admitted, Delta, GenerateRequest, SamplingParams
+from weir_kernels.dispatch import Kernels, pick
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,48 +41,117 @@ MISTRAL = LLAMA | {
     "sliding_window": 9,
     "num_hidden_layers": 1,
 }
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
 def triton_kernels() -> Kernels:
     """What a GPU gets, run by the interpreter."""
-    return Kernels(
-        name="triton",
-        rms_norm=norm.rms_norm,
-        add_rms_norm=norm.add_rms_norm,
-        norm_rope_write_kv=qkv.norm_rope_write_kv,
-        paged_attention=attention.paged_attention,
-        silu_mul=activation.silu_mul,
-    )
+    return pick(torch.device("cpu"), "triton")
 
 
-def generate(folder: Path, kernels: str) -> dict[str, list[int]]:
-    """Greedy tokens of three requests whose prompts are longer and shorter than a block and than a step's budget."""
-    engine = load_engine(
+def engine_of(config: dict[str, Any], folder: Path, kernels: str, **engine: Any) -> EngineCore:
+    (folder / "config.json").write_text(json.dumps(config))
+    options = {"kv_memory_bytes": 2**21, "block_size": 16, "max_running": 4, "max_batch_tokens": 24, "threads": 1}
+    return load_engine(
         Settings(
             model=ModelSettings(model=str(folder), dtype="float32", load_format="dummy", device="cpu", kernels=kernels),
-            engine=EngineSettings(kv_memory_bytes=2**21, block_size=16, max_running=4, max_batch_tokens=24, threads=1),
+            engine=EngineSettings(**(options | engine)),
         )
     )
-    generator = torch.Generator().manual_seed(11)
-    for name, length in (("a", 3), ("b", 40), ("c", 1)):
-        prompt = tuple(torch.randint(0, 90, (length,), generator=generator).tolist())
-        params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-        engine.submit(GenerateRequest(name, prompt, params))
-    tokens: dict[str, list[int]] = {name: [] for name in "abc"}
-    while engine.has_work:
-        for event in engine.step().events:
-            if isinstance(event, Delta):
-                tokens[event.request_id] += event.token_ids
-    return tokens
+
+
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, 90, (length,), generator=generator).tolist())
+
+
+def run(core: EngineCore, *requests: GenerateRequest) -> tuple[dict[str, list[int]], dict[str, int], list[StepRecord]]:
+    """Tokens by request and choice, cached tokens by request, and the steps."""
+    for request in requests:
+        core.submit(request)
+    tokens: dict[str, list[int]] = {}
+    cached: dict[str, int] = {}
+    records = []
+    while core.has_work:
+        output = core.step()
+        if output.record is not None:
+            records.append(output.record)
+        for event in output.events:
+            if isinstance(event, Admitted):
+                cached[event.request_id] = event.cached_tokens
+            elif isinstance(event, Delta):
+                tokens.setdefault(f"{event.request_id}/{event.choice}", []).extend(event.token_ids)
+    return tokens, cached, records
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN3, MISTRAL], ids=["llama", "qwen3", "mistral with a window"])
-def test_the_engine_gives_the_same_greedy_tokens_as_with_the_reference(
-    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    expected = generate(tmp_path, "reference")
-    assert {name: len(ids) for name, ids in expected.items()} == {"a": 4, "b": 4, "c": 4}
+def test_the_engine_gives_the_same_greedy_tokens_as_with_the_reference(config: dict[str, Any], tmp_path: Path) -> None:
+    """Three requests whose prompts are longer and shorter than a block and than a step's budget."""
+    lengths = {"a": 3, "b": 40, "c": 1}
+    requests = [
+        GenerateRequest(name, prompt(length, 11 + length), SamplingParams(max_tokens=4, **GREEDY))
+        for name, length in lengths.items()
+    ]
+    expected, _, _ = run(engine_of(config, tmp_path, "reference"), *requests)
+    assert {name: len(ids) for name, ids in expected.items()} == {"a/0": 4, "b/0": 4, "c/0": 4}
     assert len({tuple(ids) for ids in expected.values()}) == 3
-    monkeypatch.setattr(build.dispatch, "pick", lambda device, wanted: triton_kernels())
-    assert generate(tmp_path, "triton") == expected
+    core = engine_of(config, tmp_path, "triton")
+    assert core.info.kernels == "triton"
+    assert run(core, *requests)[0] == expected
+
+
+def test_chunks_beside_decodes_cached_prefixes_forks_and_penalties_give_the_tokens_of_the_reference(
+    tmp_path: Path,
+) -> None:
+    shared = prompt(40, seed=1)
+    first = [
+        GenerateRequest("decodes", prompt(2, seed=2), SamplingParams(max_tokens=9, **GREEDY)),
+        GenerateRequest("chunks", shared, SamplingParams(max_tokens=3, **GREEDY)),
+        GenerateRequest("forks", prompt(18, seed=3), SamplingParams(max_tokens=4, temperature=0.8, seed=7), n=2),
+    ]
+    second = [
+        GenerateRequest("cached", (*shared, 5, 6), SamplingParams(max_tokens=5, **GREEDY)),
+        GenerateRequest("penalised", prompt(5, seed=4), SamplingParams(max_tokens=4, repetition_penalty=1.8, **GREEDY)),
+        GenerateRequest("late stops", prompt(6, seed=5), SamplingParams(max_tokens=7, temperature=0.0, min_tokens=3)),
+    ]
+    outputs = []
+    for kernels in ("reference", "triton"):
+        core = engine_of(QWEN3, tmp_path, kernels)
+        tokens, _, records = run(core, *first)
+        assert any(record.decodes and record.prefills for record in records)
+        assert max(len([c for c in r.prefills if c.request_id == "chunks"]) for r in records) == 1
+        assert sum(1 for r in records for c in r.prefills if c.request_id == "chunks") > 1
+        more, cached, later = run(core, *second)
+        assert cached == {"cached": 32, "penalised": 0, "late stops": 0}
+        assert [record.step for record in records + later] == list(range(1, len(records + later) + 1))
+        assert core.snapshot().kv_used_tokens == 0
+        outputs.append(tokens | more)
+    reference, triton = outputs
+    assert {name: len(ids) for name, ids in reference.items() if name != "late stops/0"} == {
+        "decodes/0": 9,
+        "chunks/0": 3,
+        "forks/0": 4,
+        "forks/1": 4,
+        "cached/0": 5,
+        "penalised/0": 4,
+    }
+    assert triton == reference
+
+
+def test_the_engine_is_one_step_ahead_of_the_device(tmp_path: Path) -> None:
+    core = engine_of(QWEN3, tmp_path, "triton")
+    core.submit(GenerateRequest("a", prompt(5, seed=8), SamplingParams(max_tokens=2, **GREEDY)))
+    outputs = [core.step() for _ in range(3)]
+    assert [None if o.record is None else o.record.step for o in outputs] == [None, 1, 2]
+    assert not core.has_work
+
+
+def test_one_running_choice_is_enough_to_warm_up(tmp_path: Path) -> None:
+    request = GenerateRequest("a", prompt(20, seed=6), SamplingParams(max_tokens=3, **GREEDY))
+    expected, _, _ = run(engine_of(QWEN3, tmp_path, "reference", max_running=1), request)
+    assert run(engine_of(QWEN3, tmp_path, "triton", max_running=1), request)[0] == expected
+
+
+def test_a_block_size_that_the_kernels_cannot_read_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"triton kernels cannot serve .*block_size must be a power of two"):
+        engine_of(QWEN3, tmp_path, "triton", block_size=48)

@@ -1,0 +1,62 @@
+"""How many KV blocks the memory holds: what was asked for, or a share of what weights and steps leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from weir.config import ConfigError, EngineSettings
+from weir.engine.gpu_batch import StepShape
+from weir.models.cpu_decoder import CpuDecoder
+from weir.models.decoder import Decoder
+
+
+def pool_blocks(engine: EngineSettings, decoder: Decoder | CpuDecoder, shape: StepShape, max_model_len: int) -> int:
+    """Blocks of the KV pool. Raises ConfigError when one request of the model length would not fit.
+
+    Raises ValueError when the kernels cannot compute the steps that are measured on a GPU.
+    """
+    bytes_per_block = decoder.kv_bytes_per_block(shape.block_size)
+    if engine.kv_memory_bytes is not None:
+        memory, source = engine.kv_memory_bytes, "kv-memory"
+    else:
+        memory, source = int(_left_by_steps(engine, decoder, shape) * engine.kv_memory_fraction), "kv-memory-fraction"
+    # More than every running choice at full length could never be used at once.
+    num_blocks = min(memory // bytes_per_block, engine.max_running * shape.max_blocks)
+    if num_blocks < shape.max_blocks:
+        raise ConfigError(
+            f"the KV pool ({source}: {memory / 2**20:.0f} MiB) holds {num_blocks * shape.block_size} tokens, but one "
+            f"request of max-model-len {max_model_len} needs {shape.max_blocks * bytes_per_block / 2**20:.0f} MiB: "
+            "give the pool more memory, or lower max-model-len"
+        )
+    return num_blocks
+
+
+def _left_by_steps(engine: EngineSettings, decoder: Decoder | CpuDecoder, shape: StepShape) -> int:
+    """Free memory of the device, less what steps need on a GPU beside the weights."""
+    device = decoder.device
+    if device.type != "cuda":
+        return _cgroup_free(int(psutil.virtual_memory().available))
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    if isinstance(decoder, Decoder) and decoder.kernels == "triton":
+        from weir.engine.gpu_load import step_bytes  # late: it imports Triton, which not every machine has
+
+        return max(0, free - step_bytes(decoder, shape, engine.cuda_graphs))
+    return free
+
+
+def _cgroup_free(available: int) -> int:
+    """Free memory, at most what the cgroup (v2, then v1) leaves."""
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = Path(limit_file).read_text().strip(), int(Path(used_file).read_text())
+        except (OSError, ValueError):
+            continue
+        return available if limit == "max" else min(available, max(0, int(limit) - used))
+    return available

@@ -57,9 +57,13 @@ class PagedAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The operations of one backend; `reference` says what each computes."""
+    """The operations of one backend; `reference` says what each computes.
+
+    float8_kv: whether the KV cache may be float8_e4m3fn.
+    """
 
     name: str
+    float8_kv: bool
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
     norm_rope_write_kv: NormRopeWriteKv
@@ -97,6 +101,7 @@ def _triton_compiles_for(device: torch.device) -> bool:
 def _reference_kernels() -> Kernels:
     return Kernels(
         name="reference",
+        float8_kv=True,
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
         norm_rope_write_kv=reference.norm_rope_write_kv,
@@ -108,6 +113,7 @@ def _reference_kernels() -> Kernels:
 def _torch_kernels() -> Kernels:
     return Kernels(
         name="torch",
+        float8_kv=False,
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
         norm_rope_write_kv=torch_ops.norm_rope_write_kv,
@@ -122,6 +128,7 @@ def _triton_kernels() -> Kernels:
 
     return Kernels(
         name="triton",
+        float8_kv=True,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         norm_rope_write_kv=qkv.norm_rope_write_kv,

@@ -10,6 +10,8 @@ import torch
 
 from weir_kernels.ragged import RaggedBatch
 
+FLOAT8 = torch.float8_e4m3fn
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension. x: [..., H], weight: [H] -> [..., H]."""
@@ -52,12 +54,21 @@ def write_kv(
     """Store each token's K and V in its slot, in place; slot -1 stores nothing.
 
     k, v: [T, Hkv, D], caches: [num_blocks, block_size, Hkv, D], slot_mapping: [T] int64 = block * block_size + offset.
+    What a float8_e4m3fn cache cannot hold becomes its largest value.
     """
     block_size = k_cache.shape[1]
+    k, v = _to_cache(k, k_cache.dtype), _to_cache(v, v_cache.dtype)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
-            k_cache[slot // block_size, slot % block_size] = k[token].to(k_cache.dtype)
-            v_cache[slot // block_size, slot % block_size] = v[token].to(v_cache.dtype)
+            k_cache[slot // block_size, slot % block_size] = k[token]
+            v_cache[slot // block_size, slot % block_size] = v[token]
+
+
+def _to_cache(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == FLOAT8:
+        largest = torch.finfo(FLOAT8).max
+        x = x.float().clamp(-largest, largest)
+    return x.to(dtype)
 
 
 def norm_rope_write_kv(

@@ -102,6 +102,9 @@ class EngineSettings(_Section):
     kv_memory_fraction: float = Field(
         0.25, gt=0, le=1, description="without kv-memory: this share of the free memory, on a GPU of what steps leave"
     )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
+        "auto", description="number type of the KV cache; auto: the model's; fp8_e4m3: half of bfloat16's memory"
+    )
     block_size: int | None = Field(
         None, gt=0, description="tokens in a KV block, a multiple of 16; default: 32 on the CPU, 16 on a GPU"
     )

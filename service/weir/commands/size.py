@@ -17,12 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=_bytes, default="24GiB", metavar="SIZE", help="(default: %(default)s)")
     parser.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="(default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="number type of weights and KV cache (default: the config's)")
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", choices=("auto", "fp8_e4m3"), help="another type of the KV cache"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the arithmetic."""
     try:
-        report = size_report(args.model, args.memory, args.block_size, args.dtype)
+        report = size_report(args.model, args.memory, args.block_size, args.dtype, args.kv_cache_dtype)
     except (ModelError, ValueError) as error:
         print(f"weir size: {error}", file=sys.stderr)
         return WRONG_USAGE

@@ -41,6 +41,7 @@ def load_engine(settings: Settings) -> EngineCore:
             dtype=model.dtype,
             device=model.device,
             kernels=model.kernels,
+            kv_cache_dtype=engine.kv_cache_dtype,
             load_format=model.load_format,
             threads=threads,
         )

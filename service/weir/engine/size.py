@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weir.engine.blocks import blocks_for
+from weir.models.kv_cache import KvDtype, resolve_kv_dtype
 from weir.models.loader import resolve_dtype
 from weir.models.spec import ModelSpec
 from weir.models.tensors import num_parameters
@@ -35,14 +36,20 @@ class SizeReport:
     full_requests: int
 
 
-def size_report(folder: str | Path, memory_bytes: int, block_size: int = 16, dtype: str = "auto") -> SizeReport:
+def size_report(
+    folder: str | Path,
+    memory_bytes: int,
+    block_size: int = 16,
+    dtype: str = "auto",
+    kv_cache_dtype: KvDtype = "auto",
+) -> SizeReport:
     """Read the config and do the arithmetic; weights are not read.
 
     KV bytes a token = 2 * layers * kv_heads * head_dim * bytes. Raises ModelFolderError and UnsupportedModelError.
     """
     spec = ModelSpec.from_folder(folder)
     element = resolve_dtype(dtype, spec)
-    kv_bytes_per_token = spec.kv_bytes_per_token(element.itemsize)
+    kv_bytes_per_token = spec.kv_bytes_per_token(resolve_kv_dtype(kv_cache_dtype, element).itemsize)
     weights_bytes = num_parameters(spec) * element.itemsize
     kv_memory_bytes = max(0, memory_bytes - weights_bytes)
     kv_blocks = kv_memory_bytes // (block_size * kv_bytes_per_token)

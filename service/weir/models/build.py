@@ -10,6 +10,7 @@ from weir_kernels import cpu, dispatch
 
 from weir.models.cpu_decoder import CpuDecoder
 from weir.models.decoder import Decoder
+from weir.models.kv_cache import KvDtype, resolve_kv_dtype
 from weir.models.loader import dummy_weights, load_weights, resolve_dtype
 from weir.models.spec import ModelSpec
 
@@ -27,6 +28,7 @@ def build_decoder(
     dtype: str = "auto",
     device: str = "auto",
     kernels: dispatch.Backend = "auto",
+    kv_cache_dtype: KvDtype = "auto",
     load_format: Literal["auto", "dummy"] = "auto",
     threads: int | None = None,
 ) -> Decoder | CpuDecoder:
@@ -36,11 +38,16 @@ def build_decoder(
     threads: of the fused step; default, what the container may use.
 
     Raises a ModelError that says what is wrong with the folder, or KernelError when the kernels do not run on the
-    device.
+    device or have no KV cache of the dtype.
     """
     spec = ModelSpec.from_folder(folder)
     target = resolve_device(device)
     ops = dispatch.pick(target, kernels)
+    if kv_cache_dtype != "auto" and not ops.float8_kv:
+        raise dispatch.KernelError(
+            f"the {ops.name} kernels have no KV cache of dtype {kv_cache_dtype}; use kernels triton or reference, or "
+            "kv-cache-dtype auto"
+        )
     wanted = resolve_dtype(dtype, spec)
     if load_format == "dummy":
         weights = dummy_weights(spec, wanted, target)
@@ -48,4 +55,4 @@ def build_decoder(
         weights = load_weights(folder, spec, wanted, target)
     if target.type == "cpu" and wanted == torch.bfloat16 and kernels in ("auto", "cpu") and cpu.available():
         return CpuDecoder(spec, weights, threads)
-    return Decoder(spec, weights, ops)
+    return Decoder(spec, weights, ops, resolve_kv_dtype(kv_cache_dtype, wanted))

@@ -39,12 +39,20 @@ class _Layer:
 class Decoder:
     """Computes the ragged batch of a step with the kernels it was given.
 
-    weights: as `weir.models.loader` names them, all of one dtype on one device.
+    weights: as `weir.models.loader` names them, all of one dtype on one device. kv_dtype: of the KV cache; default,
+    the weights' own.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, torch.Tensor], ops: Kernels) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, torch.Tensor],
+        ops: Kernels,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.spec = spec
         self.dtype = weights["embed"].dtype
+        self.kv_dtype = kv_dtype or self.dtype
         self.device = weights["embed"].device
         self.kernels = ops.name
         self._ops = ops
@@ -54,11 +62,11 @@ class Decoder:
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes of one KV block of block_size tokens, all layers."""
-        return block_size * self.spec.kv_bytes_per_token(self.dtype.itemsize)
+        return block_size * self.spec.kv_bytes_per_token(self.kv_dtype.itemsize)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> KvCache:
-        """A cache of num_blocks usable blocks, ids 1..num_blocks, in the model's dtype."""
-        return KvCache.allocate(self.spec, num_blocks, block_size, self.dtype, self.device)
+        """A cache of num_blocks usable blocks, ids 1..num_blocks."""
+        return KvCache.allocate(self.spec, num_blocks, block_size, self.kv_dtype, self.device)
 
     @torch.inference_mode()
     def copy_blocks(self, kv: KvCache, source: list[int], target: list[int]) -> None:

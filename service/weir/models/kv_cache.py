@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from weir.models.spec import ModelSpec
+
+KvDtype = Literal["auto", "fp8_e4m3"]
+
+
+def resolve_kv_dtype(setting: KvDtype, dtype: torch.dtype) -> torch.dtype:
+    """What keys and values are stored in; auto: the model's own `dtype`."""
+    return torch.float8_e4m3fn if setting == "fp8_e4m3" else dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from weir.config import ConfigError, EngineSettings, ModelSettings, Settings
@@ -34,10 +35,18 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def settings(folder: str, kv_memory: int | None, max_model_len: int | None = None, **engine: int) -> Settings:
+def settings(
+    folder: str,
+    kv_memory: int | None,
+    max_model_len: int | None = None,
+    kernels: Literal["auto", "cpu", "reference", "triton"] = "reference",
+    **engine: Any,
+) -> Settings:
     return Settings(
-        model=ModelSettings(model=folder, load_format="dummy", kernels="reference", max_model_len=max_model_len),
-        engine=EngineSettings(kv_memory_bytes=kv_memory, block_size=16, threads=1, **engine),  # type: ignore[arg-type]
+        model=ModelSettings(
+            model=folder, load_format="dummy", device="cpu", kernels=kernels, max_model_len=max_model_len
+        ),
+        engine=EngineSettings(kv_memory_bytes=kv_memory, block_size=16, threads=1, **engine),
     )
 
 
@@ -65,3 +74,19 @@ def test_a_model_length_beyond_the_models_own_is_refused(folder: str) -> None:
 def test_the_pool_is_never_larger_than_what_can_be_used_at_once(folder: str) -> None:
     info = load_engine(settings(folder, 2**30, max_running=3)).info
     assert info.kv_total_tokens == 3 * 7 * 16
+
+
+def test_a_float8_kv_cache_holds_four_times_the_tokens_of_a_float32_one(folder: str) -> None:
+    info = load_engine(settings(folder, 7 * 16 * 256, kv_cache_dtype="fp8_e4m3")).info
+    assert (info.kv_bytes_per_token, info.kv_total_tokens) == (64, 4 * 112)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "cpu"])
+def test_a_float8_kv_cache_is_refused_where_the_kernels_have_none(folder: str, kernels: Literal["auto", "cpu"]) -> None:
+    with pytest.raises(ConfigError, match="torch kernels have no KV cache of dtype fp8_e4m3"):
+        load_engine(settings(folder, 2**20, kernels=kernels, kv_cache_dtype="fp8_e4m3"))
+
+
+def test_kernels_that_do_not_run_on_the_device_are_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="the triton kernels need a GPU"):
+        load_engine(settings(folder, 2**20, kernels="triton"))

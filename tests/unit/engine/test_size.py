@@ -44,6 +44,14 @@ def test_float32_doubles_the_bytes(llama_2_7b: Path) -> None:
     assert size_report(llama_2_7b, GIB, dtype="float32").kv_bytes_per_token == 2**20
 
 
+def test_a_float8_kv_cache_takes_one_byte_a_number_and_leaves_the_weights_alone(llama_2_7b: Path) -> None:
+    report = size_report(llama_2_7b, memory_bytes=16 * GIB, kv_cache_dtype="fp8_e4m3")
+    assert report.kv_bytes_per_token == 256 * 1024
+    assert report.weights_bytes == 2 * 6_738_415_616
+    # 3,703,037,952 B / 4 MiB a block = 882.9.
+    assert report.kv_blocks == 882
+
+
 @pytest.mark.parametrize("name", list(tiny.configs()))
 def test_the_parameter_count_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     model = tiny.make(tiny.configs()[name])

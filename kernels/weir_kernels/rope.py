@@ -114,17 +114,32 @@ def rope_kernel(
     cos, sin = load_angles(cos_ptr, sin_ptr, tl.load(positions_ptr + token), stride_angles, HALF, BLOCK_HALF)
     group = tl.program_id(1)
     q_groups = tl.cdiv(NUM_HEADS, HEADS)
+    # Each branch loads and stores by itself: no pointer leaves a branch, which not every compiler can follow.
     if group < q_groups:
         heads = group * HEADS + tl.arange(0, HEADS)
-        present = heads < NUM_HEADS
         source = q_ptr + token * stride_q_token + heads.to(tl.int64) * stride_q_head
         target = q_out_ptr + (token * NUM_HEADS + heads) * HEAD_DIM
+        _rotate_heads(target, source, heads < NUM_HEADS, cos, sin, HALF, BLOCK_HALF, HEAD_DIM, BLOCK_REST)
     else:
         heads = (group - q_groups) * HEADS + tl.arange(0, HEADS)
-        present = heads < NUM_KV_HEADS
         source = k_ptr + token * stride_k_token + heads.to(tl.int64) * stride_k_head
         target = k_out_ptr + (token * NUM_KV_HEADS + heads) * HEAD_DIM
-    first, second, kept = load_heads(source, present, q_ptr, 0.0, HALF, BLOCK_HALF, HEAD_DIM, BLOCK_REST, False)
+        _rotate_heads(target, source, heads < NUM_KV_HEADS, cos, sin, HALF, BLOCK_HALF, HEAD_DIM, BLOCK_REST)
+
+
+@triton.jit
+def _rotate_heads(
+    target,
+    source,
+    present,
+    cos,
+    sin,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
+    first, second, kept = load_heads(source, present, source, 0.0, HALF, BLOCK_HALF, HEAD_DIM, BLOCK_REST, False)
     rotated_first = first * cos - second * sin
     rotated_second = second * cos + first * sin
     store_heads(target, present, rotated_first, rotated_second, kept, HALF, BLOCK_HALF, HEAD_DIM, BLOCK_REST)

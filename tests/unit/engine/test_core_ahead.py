@@ -161,6 +161,19 @@ def test_rows_that_need_the_host_run_in_order_beside_rows_that_do_not() -> None:
     assert ahead.launched_ahead == 12 - 4 - 1
 
 
+def test_a_choice_that_ends_before_its_next_step_is_launched_is_left_out_of_it() -> None:
+    ahead = Ahead(ExactModel(says={PROMPT: (11, 12, 3)}), eos=(3,))
+    ahead.engine.submit("plain", PROMPT, 20)
+    ahead.engine.submit("penalised", some_tokens(7), 6, repetition_penalty=2.0, ignore_eos=True)
+    records = run_and_record(ahead.engine)
+    assert [r.decode_tokens for r in records] == [0, 2, 2, 1, 1, 1]
+    assert records[2].finished == ("plain",)
+    assert ahead.engine.tokens("plain") == [11, 12, 3]
+    assert usage(ahead.engine, "plain") == (3, 3)
+    assert usage(ahead.engine, "penalised") == (6, 6)
+    assert ahead.launched_ahead == 0
+
+
 def test_flushing_the_prefix_cache_with_a_step_in_flight_loses_no_block() -> None:
     ahead = Ahead(block_size=2)
     prompt = some_tokens(9)

@@ -107,7 +107,7 @@ class GpuRunner:
         choices = write_step(plan, size or rows, self._shape, arrays, self._last_rows)
         if size is not None:
             arrays["logit_rows"][:size] = range(size)
-        self._staging.upload()
+        self._staging.upload(size or rows)
         self._feed(plan)
         built = time.perf_counter()
         if size is not None:

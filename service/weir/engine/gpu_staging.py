@@ -28,7 +28,8 @@ class Staging:
     """Named arrays at fixed places of one buffer, twice on the host and once on the device.
 
     Two host buffers: a step can be written while the copy of the one before is still on its way. One device buffer:
-    copies and kernels run in stream order, and its addresses never change, as captured graphs need.
+    copies and kernels run in stream order, and its addresses never change, as captured graphs need. The last field
+    should be the largest: of it, only the rows that a step uses are copied.
     """
 
     def __init__(self, fields: Mapping[str, tuple[Shape, torch.dtype]], device: torch.device) -> None:
@@ -37,6 +38,7 @@ class Staging:
         for name, (shape, dtype) in fields.items():
             offsets[name] = size
             size += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+            self._last_offset, self._last_row_bytes = offsets[name], math.prod(shape[1:]) * dtype.itemsize
         on_gpu = device.type == "cuda"
         self._device_buffer = torch.zeros(size, dtype=torch.uint8, device=device)
         self.tensors = {
@@ -57,10 +59,11 @@ class Staging:
             slot.copied.synchronize()
         return slot.arrays
 
-    def upload(self) -> None:
-        """Copy what `next` gave to the device, behind the work already queued there."""
+    def upload(self, last_rows: int) -> None:
+        """Copy what `next` gave to the device, behind the work already queued there; of the last field, some rows."""
         slot = self._slots[self._turn]
-        self._device_buffer.copy_(slot.packed, non_blocking=True)
+        size = self._last_offset + last_rows * self._last_row_bytes
+        self._device_buffer[:size].copy_(slot.packed[:size], non_blocking=True)
         if slot.copied is not None:
             slot.copied.record()
 

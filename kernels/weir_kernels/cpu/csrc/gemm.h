@@ -6,6 +6,7 @@
 #pragma once
 
 #include "barrier.h"
+#include "fetch.h"
 #include "model.h"
 #include "simd.h"
 
@@ -23,8 +24,9 @@ struct Rows {
   int count;
 };
 
-// c[R][32] = rows of a times a panel. The loop also fetches `Prefetch` cache lines a step from `ahead` (the next panel)
-// into the cache: the hardware's own prefetchers stop at page boundaries, and with few rows memory is the limit.
+// c[R][32] = rows of a times a panel. The loop also fetches `Prefetch` cache lines a step from `ahead` (the next panel,
+// or keys and values) into the cache: the hardware's own prefetchers stop at page boundaries, and with few rows memory
+// is the limit.
 template <int R, int Prefetch>
 __attribute__((noinline)) void tile_product(const bf16* a, size_t stride, const bf16* b, int steps, const char* ahead,
                                             float* c) {
@@ -93,13 +95,17 @@ WEIR_INLINE TileProduct tile_product_for(int rows) {
   return table[rows];
 }
 
-// `lines` lines of the next panel are wanted in every step of a tile; the smallest kernel that fetches as many.
-WEIR_INLINE TileProduct pick_tile_product(int rows, int lines, int* fetched) {
-  if (lines == 0) return *fetched = 0, tile_product_for<0>(rows);
-  if (lines == 1) return *fetched = 1, tile_product_for<1>(rows);
-  if (lines == 2) return *fetched = 2, tile_product_for<2>(rows);
-  if (lines <= 4) return *fetched = 4, tile_product_for<4>(rows);
-  return *fetched = 8, tile_product_for<8>(rows);
+// The smallest number of lines that a kernel fetches in a step and that is not below `wanted`.
+inline int lines_a_step(int wanted) { return wanted <= 2 ? wanted : wanted <= 4 ? 4 : 8; }
+
+WEIR_INLINE TileProduct pick_tile_product(int rows, int lines) {
+  switch (lines) {
+    case 0: return tile_product_for<0>(rows);
+    case 1: return tile_product_for<1>(rows);
+    case 2: return tile_product_for<2>(rows);
+    case 4: return tile_product_for<4>(rows);
+    default: return tile_product_for<8>(rows);
+  }
 }
 
 // Rows are cut into blocks that stay in the L2 cache while all panels pass, and a block into tiles of nearly equal
@@ -125,11 +131,19 @@ struct RowBlocks {
   }
 };
 
-// All of x W^T, called by every thread of the team. `finish(row, panel, values)` gets each row's 32
-// results of a panel.
+// The panel with which a thread begins the product of these rows.
+inline const bf16* first_panel(const Rows& x, const PackedMatrix& w, int thread, int num_threads) {
+  const RowBlocks blocks(x.count, x.stride * sizeof(bf16), num_threads);
+  const int panels = num_panels(w);
+  return panel(w, (int)((int64_t)blocks.num_blocks * panels * thread / num_threads) % panels);
+}
+
+// All of x W^T, called by every thread of the team. `finish(row, panel, values)` gets each row's 32 results of a panel.
+// after: what the thread reads first in the product that follows, null if none follows at once. kv: what the tiles
+// fetch that have no panel to fetch.
 template <class Finish>
 void multiply(const Rows& x, const PackedMatrix& w, weir::PhaseCounter* counters, int thread, int num_threads,
-              const Finish& finish) {
+              const Finish& finish, const char* after, KvAhead& kv) {
   const int panels = num_panels(w), steps = num_steps(w);
   const RowBlocks blocks(x.count, x.stride * sizeof(bf16), num_threads);
   const int panel_lines = (int)(panel_elements(w) * sizeof(bf16) / 64);
@@ -142,20 +156,22 @@ void multiply(const Rows& x, const PackedMatrix& w, weir::PhaseCounter* counters
     const int num_tiles = (rows + kTileRows - 1) / kTileRows;
     const bf16* weights = panel(w, column);
 
-    // Spread the fetch of the next panel over the tiles of this one.
+    // Spread the fetch of the next panel over the first tiles of this one, and that of keys and values over the others.
     const int following = queue.peek();
-    const char* ahead = (const char*)panel(w, following >= 0 ? following % panels : column);
-    const int total = steps * num_tiles;
-    const int wanted = following < 0 ? 0 : (panel_lines + total - 1) / total;
-    int lines_left = panel_lines;
+    const char* ahead = following >= 0 ? (const char*)panel(w, following % panels) : after;
+    const int total = steps * ((num_tiles + 1) / 2);
+    const int wanted = (panel_lines + total - 1) / total;
+    int lines_left = ahead == nullptr ? 0 : panel_lines;
 
     for (int tile = 0, row = begin; tile < num_tiles; ++tile) {
       const int height = rows / num_tiles + (tile < rows % num_tiles ? 1 : 0);
-      int fetched = 0;
-      const TileProduct product = pick_tile_product(height, lines_left > 0 ? wanted : 0, &fetched);
-      product(x.data + (size_t)row * x.stride, x.stride, weights, steps, ahead, c);
-      ahead += (size_t)64 * fetched * steps;
-      lines_left -= fetched * steps;
+      const Fetch fetch = lines_left > 0 ? Fetch{ahead, lines_a_step(wanted)} : kv.take(steps);
+      if (lines_left > 0) {
+        ahead += (size_t)64 * fetch.lines * steps;
+        lines_left -= fetch.lines * steps;
+      }
+      const TileProduct product = pick_tile_product(height, fetch.lines);
+      product(x.data + (size_t)row * x.stride, x.stride, weights, steps, fetch.from, c);
       for (int r = 0; r < height; ++r) finish(row + r, column, c + r * kPanelCols);
       row += height;
     }

@@ -2,6 +2,7 @@
 //
 // Functions return 0, or a message that says what was wrong; no exception leaves the library.
 #include <omp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -72,6 +73,22 @@ size_t odd_line_stride(size_t columns) {
   return (lines % 2 == 0 ? lines + 1 : lines) * 32;
 }
 
+// Bytes of the largest cache that the first processor sees, 0 if the system doesn't tell. sysconf adds up the caches of
+// all processors on some machines.
+size_t last_level_cache_bytes() {
+  size_t kib = 0;
+  for (int index = 0; index < 8; ++index) {
+    char path[64];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+    FILE* file = fopen(path, "r");
+    if (file == nullptr) break;
+    size_t size = 0;
+    if (fscanf(file, "%zuK", &size) == 1 && size > kib) kib = size;
+    fclose(file);
+  }
+  return kib << 10;
+}
+
 // The instruction sets that were compiled and that this machine has, best first.
 std::vector<const Kernels*> usable_kernels() {
   __builtin_cpu_init();
@@ -104,6 +121,7 @@ struct Engine {
   Engine(const ModelShape& shape, const Kernels* k) : kernels(k), layers(shape.num_layers) {
     model.shape = shape;
     model.layers = layers.data();
+    model.fetch_bytes = last_level_cache_bytes() / 2;  // weights pass through it too, and others may share it
     Layout count(nullptr);
     lay_out_weights(count);
     weights.reserve(count.used());
@@ -144,6 +162,7 @@ struct Engine {
     splits_done.assign((size_t)b.num_seqs * s.num_kv_heads, 0);
     int first_chunk = 0;
     while (first_chunk < b.num_seqs && b.cu_seqlens[first_chunk + 1] - b.cu_seqlens[first_chunk] <= 1) ++first_chunk;
+    workspace.num_decodes = first_chunk;
     workspace.first_chunk_token = b.cu_seqlens[first_chunk];
     // Long work first, so that the threads finish together: chunks, their last queries first, then decodes.
     for (int i = first_chunk; i < b.num_seqs; ++i) {

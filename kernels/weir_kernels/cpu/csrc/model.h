@@ -56,6 +56,7 @@ struct Model {
   float* final_norm;      // [hidden_size]
   const float *cos, *sin;  // [num_positions, head_dim / 2], the caller's
   int64_t num_positions;
+  size_t fetch_bytes;  // KV that is brought into the last-level cache before a layer's attention
 };
 
 // The KV cache of a layer is [block][kv head][block_size / 16][K group, V group], bf16. A group holds 16 tokens:
@@ -128,6 +129,7 @@ struct Workspace {
   int32_t* splits_done;  // [seqs, kv heads], zero between phases
   AttentionItem* items;
   int32_t num_items;
+  int32_t num_decodes;        // sequences before the first that has more than one token
   int32_t first_chunk_token;  // tokens before it are alone in their sequence, a decode each
   char* attention_scratch;  // [threads, attention_scratch_bytes]
   size_t attention_scratch_bytes;

@@ -96,23 +96,26 @@ class Step {
         group_(shape_.num_heads / shape_.num_kv_heads),
         dim_(shape_.head_dim),
         padded_dim_(weir::padded_head_dim(shape_)),
-        scratch_(shape_, workspace.attention_scratch + thread * workspace.attention_scratch_bytes) {}
+        scratch_(shape_, workspace.attention_scratch + thread * workspace.attention_scratch_bytes),
+        kv_ahead_(model, batch, workspace, thread, num_threads) {}
 
   void run() {
     start_ = now();
+    kv_ahead_.begin_layer(0);
     embed();
     float* hidden = ws_.hidden;
     for (int l = 0; l < shape_.num_layers; ++l) {
       const Layer& layer = model_.layers[l];
       const int qkv_columns = (shape_.num_heads + 2 * shape_.num_kv_heads) * dim_;
       product(normed(batch_.num_tokens), layer.qkv,
-              StoreFloat{ws_.qkv, ws_.qkv_stride, qkv_columns, layer.qkv_bias}, weir::kQkv);
+              StoreFloat{ws_.qkv, ws_.qkv_stride, qkv_columns, layer.qkv_bias}, weir::kQkv, nullptr);
       write_chunks(l);
       attention(l);
 
       int rows = batch_.num_tokens;
       const bf16* attended = ws_.attended;
       const bool last = l == shape_.num_layers - 1;
+      if (!last) kv_ahead_.begin_layer(l + 1);
       if (last) {  // the other tokens have left their keys and values; nothing reads them any more
         keep_logit_rows();
         rows = batch_.num_logit_rows;
@@ -121,11 +124,13 @@ class Step {
       }
       const AddToHidden residual{hidden, ws_.hidden_stride, shape_.hidden_size, nullptr};
       product(Rows{attended, ws_.attended_stride, rows}, layer.output,
-              AddToHidden{hidden, ws_.hidden_stride, shape_.hidden_size, layer.output_bias}, weir::kOutput);
+              AddToHidden{hidden, ws_.hidden_stride, shape_.hidden_size, layer.output_bias}, weir::kOutput,
+              &layer.gate_up);
       norm(hidden, rows, layer.mlp_norm);
       product(normed(rows), layer.gate_up, SiluMul{ws_.activated, ws_.activated_stride, shape_.intermediate_size},
-              weir::kGateUp);
-      product(Rows{ws_.activated, ws_.activated_stride, rows}, layer.down, residual, weir::kDown);
+              weir::kGateUp, &layer.down);
+      product(Rows{ws_.activated, ws_.activated_stride, rows}, layer.down, residual, weir::kDown,
+              last ? &model_.lm_head : &model_.layers[l + 1].qkv);
       norm(hidden, rows, last ? model_.final_norm : model_.layers[l + 1].attention_norm);
     }
     lm_head();
@@ -161,9 +166,11 @@ class Step {
 
   Rows normed(int rows) const { return Rows{ws_.normed, ws_.normed_stride, rows}; }
 
+  // next: the product that follows, null when attention or nothing does.
   template <class Finish>
-  void product(const Rows& x, const PackedMatrix& w, const Finish& finish, Phase phase) {
-    multiply(x, w, next_counters(), thread_, threads_, finish);
+  void product(const Rows& x, const PackedMatrix& w, const Finish& finish, Phase phase, const PackedMatrix* next) {
+    const char* after = next == nullptr ? nullptr : (const char*)first_panel(x, *next, thread_, threads_);
+    multiply(x, w, next_counters(), thread_, threads_, finish, after, kv_ahead_);
     end_phase(phase);
   }
 
@@ -386,14 +393,14 @@ class Step {
     const int rows = batch_.num_logit_rows;
     if (batch_.logits != nullptr)
       product(normed(rows), model_.lm_head,
-              StoreFloat{batch_.logits, (size_t)shape_.vocab_size, shape_.vocab_size, nullptr}, weir::kLmHead);
+              StoreFloat{batch_.logits, (size_t)shape_.vocab_size, shape_.vocab_size, nullptr}, weir::kLmHead, nullptr);
     if (batch_.greedy_ids == nullptr) return;
 
     const size_t lanes = (size_t)rows * weir::kPanelCols;
     float* best = ws_.best_logit + thread_ * lanes;
     int32_t* id = ws_.best_id + thread_ * lanes;
     for (size_t i = 0; i < lanes; ++i) best[i] = kMinusInfinity, id[i] = 0;
-    product(normed(rows), model_.lm_head, KeepLargest{best, id, shape_.vocab_size}, weir::kLmHead);
+    product(normed(rows), model_.lm_head, KeepLargest{best, id, shape_.vocab_size}, weir::kLmHead, nullptr);
     WorkQueue runs = row_runs(rows);
     for (int run = runs.next(); run >= 0; run = runs.next())
       for (int row = run * kRunRows; row < run_end(run, rows); ++row) batch_.greedy_ids[row] = largest_of(row, lanes);
@@ -422,6 +429,7 @@ class Step {
   double* seconds_;
   const int group_, dim_, padded_dim_;
   AttentionScratch scratch_;
+  KvAhead kv_ahead_;
   int phase_ = 0;
   double start_ = 0;
 };

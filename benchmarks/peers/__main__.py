@@ -105,7 +105,7 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(_json(entries, comparison.failures), indent=2) + "\n")
     if args.write:
-        replace_between(args.write, "peers", text)
+        replace_between(args.write, args.section, text)
     if args.plot:
         args.plot.write_text(plot(entries, "Rates on the same machine, same weights, same work"))
     return 0 if any(len(runs) > 1 and "weir" in runs for runs in comparison.runs.values()) else 1
@@ -122,6 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cut", type=int, nargs=2, metavar=("REQUESTS", "TOKENS"), help="only a part, to try it out")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the table in this Markdown page")
+    parser.add_argument("--section", default="peers", help="which of the page's tables")
     parser.add_argument("--plot", type=Path, metavar="SVG", help="write the chart to this file")
     return parser.parse_args()
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+_VLLM: Mapping[str, str] = MappingProxyType(
+    {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +33,9 @@ class Engine:
 ENGINES = (
     Engine("weir", "weir", "run_weir", None, "weir"),
     Engine("openvino", "OpenVINO GenAI", "run_openvino", "openvino", "openvino-genai"),
-    Engine(
-        "vllm",
-        "vLLM (CPU)",
-        "run_vllm",
-        "vllm",
-        "vllm-cpu",
-        {
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            # By default a core is left to its scheduler; with few cores it is faster without.
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "VLLM_NO_USAGE_STATS": "1",
-        },
-    ),
+    # By default a core is left to its scheduler; with few cores it is faster without.
+    Engine("vllm", "vLLM (CPU)", "run_vllm", "vllm", "vllm-cpu", {**_VLLM, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}),
+    Engine("vllm_default", "vLLM (CPU), default threads", "run_vllm", "vllm", "vllm-cpu", _VLLM),
     Engine("llama_cpp", "llama.cpp", "run_llama_cpp", "llama_cpp", "llama-cpp-python"),
     Engine(
         "transformers", "transformers, static batches", "run_transformers", "transformers", "transformers", once=True

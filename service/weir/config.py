@@ -193,6 +193,9 @@ class TelemetrySettings(_Section):
         None, description="OTLP transport; default: OTEL_EXPORTER_OTLP_PROTOCOL, else grpc"
     )
     trace_file: str | None = Field(None, description="append spans to this file, one OTLP JSON object a line")
+    trace_file_max_bytes: Bytes = Field(
+        2**30, description="a trace file that would grow beyond this is renamed to FILE.1, in place of the last one"
+    )
     trace_steps: Literal["always", "ratio", "slow-only", "never"] = Field(
         "always", description="which scheduling steps become spans"
     )

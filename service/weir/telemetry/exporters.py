@@ -33,8 +33,8 @@ def wanted_exporters(settings: TelemetrySettings, env: Mapping[str, str]) -> lis
         return []
     found = []
     if settings.trace_file is not None:
-        path = Path(settings.trace_file)
-        found.append(ExporterSpec(f"file {path}", lambda: JsonLinesExporter(path)))
+        path, most = Path(settings.trace_file), settings.trace_file_max_bytes
+        found.append(ExporterSpec(f"file {path}", lambda: JsonLinesExporter(path, most)))
     listed = [name.strip() for name in env.get("OTEL_TRACES_EXPORTER", "").split(",") if name.strip()]
     for name in listed:
         if name not in ("otlp", "console", "none"):

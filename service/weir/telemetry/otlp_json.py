@@ -16,14 +16,26 @@ _STATUS = {StatusCode.UNSET: 0, StatusCode.OK: 1, StatusCode.ERROR: 2}
 
 
 class JsonLinesExporter(SpanExporter):
-    """Appends to a file. Raises OSError at the start when it cannot be written, and at an export when it is full."""
+    """Appends to a file. Raises OSError at the start when it cannot be written, and at an export when it is full.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+    max_bytes: a file that the next line would make larger is renamed to FILE.1, in place of the last one, so that the two
+    together stay below twice as much.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._file = path.open("ab")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Write one line."""
-        self._file.write(json.dumps(_request(spans), separators=(",", ":"), ensure_ascii=False) + "\n")
+        line = json.dumps(_request(spans), separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+        size = self._file.tell()
+        if size and size + len(line) > self._max_bytes:
+            self._file.close()
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._file = self._path.open("ab")
+        self._file.write(line)
         self._file.flush()
         return SpanExportResult.SUCCESS
 

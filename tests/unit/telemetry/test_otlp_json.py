@@ -17,6 +17,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 from weir.telemetry.otlp_json import JsonLinesExporter
 
+MUCH = 2**30
 IDS = ("traceId", "spanId", "parentSpanId")
 
 
@@ -52,7 +53,7 @@ def with_base64_ids(node: Any) -> Any:
 
 def test_a_line_is_the_export_request_that_the_sdk_would_encode(tmp_path: Path) -> None:
     spans = [span(), span("weir.v1.InferenceService/Generate", Status(StatusCode.ERROR, "engine failed"))]
-    exporter = JsonLinesExporter(tmp_path / "trace.jsonl")
+    exporter = JsonLinesExporter(tmp_path / "trace.jsonl", MUCH)
     exporter.export(spans)
     exporter.export([span(status=Status(StatusCode.OK))])
     exporter.shutdown()
@@ -70,7 +71,7 @@ def test_a_line_is_the_export_request_that_the_sdk_would_encode(tmp_path: Path) 
 
 def test_a_file_is_appended_to(tmp_path: Path) -> None:
     for _ in range(2):
-        exporter = JsonLinesExporter(tmp_path / "trace.jsonl")
+        exporter = JsonLinesExporter(tmp_path / "trace.jsonl", MUCH)
         exporter.export([span()])
         exporter.shutdown()
     assert len((tmp_path / "trace.jsonl").read_text().splitlines()) == 2
@@ -78,4 +79,32 @@ def test_a_file_is_appended_to(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="missing"):
-        JsonLinesExporter(tmp_path / "missing" / "trace.jsonl")
+        JsonLinesExporter(tmp_path / "missing" / "trace.jsonl", MUCH)
+
+
+def test_a_file_that_is_full_makes_way_for_the_next_and_no_line_is_cut(tmp_path: Path) -> None:
+    path, older = tmp_path / "trace.jsonl", tmp_path / "trace.jsonl.1"
+    exporter = JsonLinesExporter(path, MUCH)
+    exporter.export([span("0")])
+    exporter.shutdown()
+    line = path.stat().st_size
+    exporter = JsonLinesExporter(path, 2 * line)  # it goes on where the run before it stopped
+    for number in range(1, 6):
+        exporter.export([span(str(number))])
+        assert path.stat().st_size <= 2 * line
+    exporter.shutdown()
+    assert [names_in(file) for file in (older, path)] == [["2", "3"], ["4", "5"]]
+
+
+def test_a_line_larger_than_the_limit_is_written_all_the_same(tmp_path: Path) -> None:
+    exporter = JsonLinesExporter(tmp_path / "trace.jsonl", 1)
+    exporter.export([span("first")])
+    exporter.export([span("second")])
+    exporter.shutdown()
+    assert names_in(tmp_path / "trace.jsonl.1") == ["first"]
+    assert names_in(tmp_path / "trace.jsonl") == ["second"]
+
+
+def names_in(file: Path) -> list[str]:
+    requests = map(json.loads, file.read_text().splitlines())
+    return [request["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] for request in requests]

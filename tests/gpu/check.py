@@ -30,8 +30,9 @@ TEST_LIMIT_S = 240.0
 
 
 def device_tests(limit_s: float) -> int:
-    """Runs the tests of `device_kernels.py`; 0 when all pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "device_kernels.py"]
+    """Runs the tests of `device_kernels.py` and `device_engine.py`; 0 when all pass."""
+    files = ["device_kernels.py", "device_engine.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     return subprocess.run(command, cwd=Path(__file__).parent, timeout=limit_s, check=False).returncode
 
 

@@ -18,7 +18,7 @@ _STATUS = {StatusCode.UNSET: 0, StatusCode.OK: 1, StatusCode.ERROR: 2}
 class JsonLinesExporter(SpanExporter):
     """Appends to a file. Raises OSError at the start when it cannot be written, and at an export when it is full.
 
-    max_bytes: a file that the next line would make larger is renamed to FILE.1, in place of the last one, so that the two
+    max_bytes: a file that the next line would make larger is renamed to FILE.1, in place of the last one, so that both
     together stay below twice as much.
     """
 

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -64,7 +64,7 @@ class BlockPool:
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
-        self._shared = 0  # blocks with more than one holder
+        self._shared: set[int] = set()  # blocks with more than one holder
 
     @property
     def num_free(self) -> int:
@@ -87,7 +87,7 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     @property
-    def num_shared(self) -> int:
+    def shared(self) -> Set[int]:
         """Blocks held by more than one choice."""
         return self._shared
 
@@ -111,7 +111,7 @@ class BlockPool:
             if self._refs[block] == 0:
                 del self._idle[block]
             elif self._refs[block] == 1:
-                self._shared += 1
+                self._shared.add(block)
             self._refs[block] += 1
 
     def take(self, count: int) -> list[int]:
@@ -130,7 +130,7 @@ class BlockPool:
         for block in reversed(blocks):
             self._refs[block] -= 1
             if self._refs[block] == 1:
-                self._shared -= 1
+                self._shared.discard(block)
             elif self._refs[block] == 0:
                 if block in self._hash_of:
                     self._idle[block] = None
@@ -164,6 +164,6 @@ class BlockPool:
         assert self._refs[0] == 0, "the null block was handed out"
         states = sorted([*self._free, *self._idle, *referenced])
         assert states == list(range(1, self.num_blocks + 1)), "a block is lost or in two states"
-        assert self._shared == sum(r > 1 for r in self._refs), "shared count drifted"
+        assert self._shared == {b for b, refs in enumerate(self._refs) if refs > 1}, "shared blocks drifted"
         assert {d: b for b, d in self._hash_of.items()} == self._block_of, "hash maps disagree"
         assert all(b in self._hash_of for b in self._idle), "an idle block has no known content"

@@ -37,7 +37,7 @@ class Demand:
     base: KV tokens before the next step's writes, were its prefill done (L - 1).
     limit: KV tokens it can ever hold.
     steps: upper bound on the steps until it is gone.
-    uncharged: leading blocks that a longer-lived choice is charged for.
+    uncharged: blocks of its own that a longer-lived choice is charged for.
     """
 
     base: int

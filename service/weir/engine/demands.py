@@ -22,7 +22,7 @@ class Demands:
         """One demand a live choice; blocks with several holders are charged to the longest-lived one."""
         demands = self._with_choices(running)
         parked = [(choice.request, demand.steps) for choice, demand in demands if choice.parked]
-        if self._pool.num_shared == 0 and not parked:
+        if not self._pool.shared and not parked:
             return [demand for _, demand in demands]
         for index, (choice, demand) in enumerate(demands):
             # A leader is charged for the prompt blocks of its parked siblings, so it counts as living as long.
@@ -74,7 +74,7 @@ class Demands:
         prefill_steps = 1
         if choice.pending > 1 or parks:
             prefill_steps = blocks_for(max(prefill_ahead, 1), self._limits.prefill_tokens_per_step) + parks
-        return Demand(length - 1, limit, max(1, prefill_steps + remaining - 1) + self._limits.collect_lag)
+        return Demand(length - 1, limit, max(1, prefill_steps + remaining - 1 + self._limits.collect_lag))
 
     def _prefill_tokens(self, choice: Choice) -> int:
         """Tokens of this choice that compete for the prefill part of the budget."""
@@ -87,12 +87,9 @@ class Demands:
         charged: set[int] = set()
         result = []
         for choice, demand in sorted(demands, key=lambda pair: -pair[1].steps):
-            uncharged = 0
-            for block in choice.blocks:
-                if self._pool.refs(block) < 2:
-                    break  # shared blocks are always a leading run
-                uncharged += block in charged
-                charged.add(block)
+            held = self._pool.shared & set(choice.blocks)
+            uncharged = len(held & charged)
+            charged |= held
             if choice.parked:
                 uncharged = shareable_blocks(len(choice.request.spec.prompt_token_ids), self._pool.block_size)
             result.append(replace(demand, uncharged=uncharged))

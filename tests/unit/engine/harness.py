@@ -211,7 +211,7 @@ class Simulation:
         assert all(pool.refs(b) == held.get(b, 0) for b in range(1, pool.num_blocks + 1))
         for request in scheduler.waiting:
             assert not any(c.blocks for c in request.choices), "a waiting request owns blocks"
-        if scheduler.limits.admission == "guaranteed" and not scheduler.limits.collect_lag:
+        if scheduler.limits.admission == "guaranteed":
             assert scheduler.reserved_peak() <= pool.num_blocks
         assert scheduler.num_running <= scheduler.limits.max_running
         if not scheduler.has_work:

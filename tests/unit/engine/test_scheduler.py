@@ -240,7 +240,7 @@ def test_two_running_requests_hold_a_common_prefix_once() -> None:
     run.step()
     run.submit(spec("b", SIXTEEN, 20))
     run.step()
-    assert scheduler.pool.num_shared == 3
+    assert len(scheduler.pool.shared) == 3
     # 16 tokens and growing: a has 5 blocks, b 4 of which 3 are a's.
     assert scheduler.pool.num_referenced == 5 + 1
 
@@ -271,7 +271,7 @@ def test_choices_share_full_prompt_blocks_and_compute_the_tail_themselves() -> N
     assert [(c.choice.index, c.start, c.length) for c in first.chunks] == [(0, 0, 10)]
     second = run.step()
     assert sorted((c.choice.index, c.start, c.length) for c in second.chunks) == [(0, 10, 1), (1, 8, 2), (2, 8, 2)]
-    assert scheduler.pool.num_shared == 2
+    assert len(scheduler.pool.shared) == 2
     run.run()
     assert {name: len(tokens) for name, tokens in run.outputs.items()} == {f"n3/{i}": 14 for i in range(3)}
 
@@ -367,3 +367,23 @@ def test_optimistic_admission_runs_more_at_once_and_recomputes_what_it_evicts() 
     run.run()
     assert run.preemptions > 0
     assert {name: len(tokens) for name, tokens in run.outputs.items()} == {f"r{i}/0": 48 for i in range(4)}
+
+
+def test_a_block_shared_behind_one_that_is_not_is_charged_once() -> None:
+    """r1 and r2 compute equal blocks in one step, so r3 holds its first block from r1 and its second from r2."""
+    run = Simulation(make_scheduler(21, 2, max_running=7, max_batch_tokens=8))
+    run.submit(spec("r1", (2, 3), 8))
+    run.submit(spec("r2", (2, 3, 4, 5, 6, 7, 8, 900, 901), 5, n=2))
+    run.step()
+    run.step()
+    run.submit(spec("r3", (2, 3, 4, 5, 900), 5, n=3))
+    run.step()
+    (r2, r3) = (next(r for r in run.scheduler.running if r.request_id == name) for name in ("r2", "r3"))
+    assert r3.choices[0].blocks[0] not in r2.choices[1].blocks
+    assert r3.choices[0].blocks[1] == r2.choices[1].blocks[1]
+    promised = run.scheduler.reserved_peak()
+    while len(r2.live) == 2:
+        run.step()
+    # The first choice of r2 took its part of the promise with it; nobody came.
+    assert run.scheduler.reserved_peak() <= promised
+    run.run()

@@ -35,8 +35,11 @@ class KvAhead {
     block_ = end_ = 0;
     skip_ = thread_;
     lines_left_ = 0;
-    budget_ = (int64_t)(model_.fetch_bytes / 64 / threads_);
+    budget_ = sequences_ == 0 ? 0 : (int64_t)(model_.fetch_bytes / 64 / threads_);
   }
+
+  // Whether `take` may give any.
+  bool has_more(int steps) const { return steps <= block_lines_ && (lines_left_ >= steps || budget_ >= block_lines_); }
 
   // Lines for a tile of `steps` steps, at most 4 a step; none when nothing is left that fills it.
   Fetch take(int steps) {
@@ -55,7 +58,7 @@ class KvAhead {
     if (budget_ < block_lines_) return false;
     block_ += skip_;
     while (block_ >= end_) {
-      if (sequence_ + 1 >= sequences_) return false;
+      if (sequence_ + 1 >= sequences_) return budget_ = 0, false;  // that was the last
       skip_ = block_ - end_;
       ++sequence_;
       const int tokens = batch_.seq_lens[sequence_], window = model_.layers[layer_].sliding_window;

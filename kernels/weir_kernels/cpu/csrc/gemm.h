@@ -156,10 +156,11 @@ void multiply(const Rows& x, const PackedMatrix& w, weir::PhaseCounter* counters
     const int num_tiles = (rows + kTileRows - 1) / kTileRows;
     const bf16* weights = panel(w, column);
 
-    // Spread the fetch of the next panel over the first tiles of this one, and that of keys and values over the others.
+    // Spread the fetch of the next panel over the tiles of this one, or over half of them while there are keys and
+    // values for the others.
     const int following = queue.peek();
     const char* ahead = following >= 0 ? (const char*)panel(w, following % panels) : after;
-    const int total = steps * ((num_tiles + 1) / 2);
+    const int total = steps * (kv.has_more(steps) ? (num_tiles + 1) / 2 : num_tiles);
     const int wanted = (panel_lines + total - 1) / total;
     int lines_left = ahead == nullptr ? 0 : panel_lines;
 

@@ -3,8 +3,9 @@
     python benchmarks/telemetry_cost.py --rounds 5
 
 All servers run at once and are idle but for one; a round visits each in turn, so that drift of the machine meets all
-alike, and every figure is a ratio to "off" of the same round. "live" exports every step to a collector in a process of
-its own, "dead" to a port where nobody listens; "scraped" has no traces and its metrics are read each 50 ms.
+alike, and every figure is a ratio to "off" of the same round. "control" is off as well: its ratios are the noise of the
+machine. "live" exports every step to a collector in a process of its own, "dead" to a port where nobody listens;
+"scraped" has no traces and its metrics are read each 50 ms.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from weir.bench.report import Report
 from weir.bench.workload import read_workload
 from weir.telemetry.top import parse_samples
 
-VARIANTS = ("off", "live", "dead", "scraped")
+VARIANTS = ("off", "control", "live", "dead", "scraped")
 SCRAPE_S = 0.05
 
 

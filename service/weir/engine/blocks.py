@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -87,8 +87,8 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     @property
-    def shared(self) -> Set[int]:
-        """Blocks held by more than one choice."""
+    def shared(self) -> set[int]:
+        """Blocks held by more than one choice; not to be changed."""
         return self._shared
 
     def refs(self, block: int) -> int:

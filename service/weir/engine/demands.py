@@ -87,7 +87,7 @@ class Demands:
         charged: set[int] = set()
         result = []
         for choice, demand in sorted(demands, key=lambda pair: -pair[1].steps):
-            held = self._pool.shared & set(choice.blocks)
+            held = self._pool.shared.intersection(choice.blocks)
             uncharged = len(held & charged)
             charged |= held
             if choice.parked:

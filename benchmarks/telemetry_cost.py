@@ -1,11 +1,12 @@
 """What telemetry costs: one workload, again and again, against servers that differ in telemetry only.
 
-    python benchmarks/telemetry_cost.py --rounds 5
+    python -m benchmarks.telemetry_cost --rounds 5
 
 All servers run at once and are idle but for one; a round visits each in turn, so that drift of the machine meets all
 alike, and every figure is a ratio to "off" of the same round. "control" is off as well: its ratios are the noise of the
 machine. "live" exports every step to a collector in a process of its own, "dead" to a port where nobody listens;
-"scraped" has no traces and its metrics are read each 50 ms.
+"scraped" has no traces and its metrics are read each 50 ms. CPU time is that of the process that accepts requests and
+exports, over a run: less noisy than a rate, and on a machine whose cores are all busy the same thing.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import psutil
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from weir.bench.over_grpc import run_over_grpc
 from weir.bench.report import Report
 from weir.bench.workload import read_workload
 from weir.telemetry.top import parse_samples
+from weir_kernels.cpu.threads import compute_threads
+
+from benchmarks.markdown import table
 
 VARIANTS = ("off", "control", "live", "dead", "scraped")
 SCRAPE_S = 0.05
@@ -41,6 +46,12 @@ class Server:
 
     target: str
     metrics_url: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """CPU time so far of the process that accepts requests, without its engine's."""
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
 
     def metric(self, name: str) -> int:
         """The sum over all series of a counter."""
@@ -56,6 +67,14 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of the workload."""
+
+    report: Report
+    cpu_s: float
+
+
 @contextlib.contextmanager
 def serving(model: Path, variant: str, collector: int) -> Iterator[Server]:
     """A server of the variant; without prefix cache, so that every round computes the same."""
@@ -68,7 +87,7 @@ def serving(model: Path, variant: str, collector: int) -> Iterator[Server]:
         command += ["--trace-endpoint", f"http://127.0.0.1:{collector if variant == 'live' else free_port()}"]
     process = subprocess.Popen(command)
     try:
-        yield Server(f"127.0.0.1:{port}", f"http://127.0.0.1:{metrics_port}/metrics")
+        yield Server(f"127.0.0.1:{port}", f"http://127.0.0.1:{metrics_port}/metrics", process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -94,7 +113,9 @@ def collect() -> None:
 @contextlib.contextmanager
 def collector() -> Iterator[int]:
     """A collector process; its port."""
-    process = subprocess.Popen([sys.executable, __file__, "--collect"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.telemetry_cost", "--collect"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         yield int(process.stdout.readline())
@@ -122,33 +143,51 @@ async def scraped(server: Server, wanted: bool) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def measure(servers: dict[str, Server], workload: Path, rounds: int) -> dict[str, list[Report]]:
-    """`rounds` reports of each variant, after one that is thrown away."""
+async def measure(servers: dict[str, Server], workload: Path, rounds: int) -> dict[str, list[Run]]:
+    """`rounds` runs of each variant, after one that is thrown away. Each round begins with another variant."""
     work = read_workload(workload)
-    reports: dict[str, list[Report]] = {variant: [] for variant in servers}
+    runs: dict[str, list[Run]] = {variant: [] for variant in servers}
+    names = list(servers)
     for number in range(rounds + 1):
-        for variant, server in servers.items():
+        first = number % len(names)
+        for variant in names[first:] + names[:first]:
+            server = servers[variant]
+            before_s = server.cpu_s()
             async with scraped(server, variant == "scraped"):
                 report = await run_over_grpc(server.target, work)
+            run = Run(report, server.cpu_s() - before_s)
             if number:
-                reports[variant].append(report)
-                print(f"{number} {variant:<8} {report.output_tokens_per_s:7.0f} tokens/s", flush=True)
-    return reports
+                runs[variant].append(run)
+                rate = report.output_tokens_per_s
+                print(f"{number} {variant:<8} {rate:7.0f} tokens/s {run.cpu_s:6.2f} s of CPU", flush=True)
+    return runs
 
 
-def summarise(reports: dict[str, list[Report]]) -> str:
-    """Each variant against "off" of the same round: median and extremes of the ratios."""
+def summarise(runs: dict[str, list[Run]]) -> str:
+    """Each variant against "off" of the same round: median and extremes."""
 
-    def ratios(variant: str, figure: Callable[[Report], float]) -> str:
-        pairs = zip(reports[variant], reports["off"], strict=True)
-        change = sorted(100 * (figure(one) / figure(off) - 1) for one, off in pairs)
-        return f"{statistics.median(change):+6.2f} % ({change[0]:+.2f} to {change[-1]:+.2f})"
+    def change(variant: str, figure: Callable[[Run], float]) -> str:
+        pairs = zip(runs[variant], runs["off"], strict=True)
+        ratios = sorted(100 * (figure(one) / figure(off) - 1) for one, off in pairs)
+        return f"{statistics.median(ratios):+.2f} % ({ratios[0]:+.2f} to {ratios[-1]:+.2f})"
 
-    lines = [f"{'':<9}{'throughput':<28}p99 inter-token latency"]
-    for variant in reports:
-        throughput = ratios(variant, lambda report: report.output_tokens_per_s)
-        lines.append(f"{variant:<9}{throughput:<28}{ratios(variant, lambda report: report.itl_s.p99)}")
-    return "\n".join(lines)
+    def cpu(variant: str) -> str:
+        """Of all the cores' time in a run."""
+        pairs = zip(runs[variant], runs["off"], strict=True)
+        more = sorted(100 * (one.cpu_s - off.cpu_s) / (off.report.wall_s * compute_threads()) for one, off in pairs)
+        return f"{statistics.median(more):+.2f} % ({more[0]:+.2f} to {more[-1]:+.2f})"
+
+    rows = [
+        [
+            variant,
+            change(variant, lambda run: run.report.output_tokens_per_s),
+            change(variant, lambda run: run.report.itl_s.p99),
+            cpu(variant),
+        ]
+        for variant in runs
+        if variant != "off"
+    ]
+    return table(["", "throughput", "p99 inter-token latency", "CPU time, of all cores' time"], rows)
 
 
 def main() -> None:
@@ -167,8 +206,7 @@ def main() -> None:
         port = stack.enter_context(collector())
         variants = ["off", *(variant for variant in args.variants if variant != "off")]
         servers = {variant: stack.enter_context(serving(args.model, variant, port)) for variant in variants}
-        reports = asyncio.run(measure(servers, args.workload, args.rounds))
-        print(summarise(reports))
+        print(summarise(asyncio.run(measure(servers, args.workload, args.rounds))))
         time.sleep(1.0)
         for variant in {"live", "dead"} & set(servers):
             steps = servers[variant].metric("weir_step_duration_seconds_count")

@@ -6,6 +6,7 @@ meanwhile, and given back when the request is admitted or ends, whichever comes 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from weir.engine.errors import QueueFullError
@@ -14,6 +15,7 @@ from weir.engine.tenants import Tenants
 
 _SHORTEST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 class Ticket:
@@ -40,7 +42,11 @@ class Ticket:
 
 
 class QueueGate:
-    """Owns the counts. Lives on one thread: the event loop of the process that accepts requests."""
+    """Owns the counts. Lives on one thread: the event loop of the process that accepts requests.
+
+    Logs when it begins to refuse, and when the queue is down to half of its bounds again: one pair of lines for an
+    overload, however often the queue fills up meanwhile.
+    """
 
     def __init__(
         self, max_requests: int, max_tokens: int, tenants: Tenants, budget: Callable[[], BudgetSnapshot]
@@ -50,6 +56,8 @@ class QueueGate:
         self._tenants = tenants
         self._budget = budget
         self._by_tenant: dict[str, tuple[int, int]] = {}
+        self._overloaded = False
+        self._refused = 0
         self.requests = 0
         self.tokens = 0
 
@@ -57,7 +65,11 @@ class QueueGate:
         """Take room, or raise QueueFullError. An empty queue takes any one request, however large."""
         known = self._tenants.get(tenant)
         requests, held = self._by_tenant.get(known.name, (0, 0))
-        self._check("the queue", tokens, self.requests, self.tokens, self._max_requests, self._max_tokens)
+        try:
+            self._check("the queue", tokens, self.requests, self.tokens, self._max_requests, self._max_tokens)
+        except QueueFullError:
+            self._count_refusal()
+            raise
         if known.queue_share < 1.0:
             share = known.queue_share
             most = max(1, int(share * self._max_requests))
@@ -81,8 +93,17 @@ class QueueGate:
             subject=subject,
         )
 
+    def _count_refusal(self) -> None:
+        self._refused += 1
+        if not self._overloaded:
+            self._overloaded = True
+            _log.warning("queue full, refusing", extra={"requests": self.requests, "tokens": self.tokens})
+
     def _add(self, tenant: str, requests: int, tokens: int) -> None:
         self.requests += requests
         self.tokens += tokens
         held = self._by_tenant.get(tenant, (0, 0))
         self._by_tenant[tenant] = (held[0] + requests, held[1] + tokens)
+        if self._overloaded and 2 * self.requests <= self._max_requests and 2 * self.tokens <= self._max_tokens:
+            _log.info("queue has room, accepting again", extra={"refused": self._refused})
+            self._overloaded, self._refused = False, 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _IDLE_POLL_S = 0.5
 _EMPTY_STEP_S = 0.001
+_NICENESS = 5
 
 
 def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heartbeat: Heartbeat) -> None:
@@ -29,6 +30,9 @@ def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heart
     # The server decides when this process ends; a terminal's Ctrl-C goes to both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # On a CPU, compute threads keep every core busy. Those that answer clients and probes go first: they need little, and
+    # a step that has to stop for them does so for a shorter time.
+    os.nice(_NICENESS)
     try:
         from weir.engine.load import load_engine, request_limits  # late: torch stays out of the server
 

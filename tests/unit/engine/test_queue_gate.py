@@ -36,6 +36,26 @@ def test_the_bound_on_tokens_and_the_wait_in_proportion() -> None:
     full.reserve(200, "")
 
 
+def test_an_overload_is_two_log_lines_however_often_the_queue_fills_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="weir.engine.queue_gate")
+    full = gate(max_requests=4, tenants=(Tenant("half", queue_share=0.5),))
+    tickets = [full.reserve(10, "half"), full.reserve(10, "half")]
+    with pytest.raises(QueueFullError):
+        full.reserve(10, "half")  # the tenant's own bound: no overload
+    tickets += [full.reserve(10, ""), full.reserve(10, "")]
+    for _ in range(3):
+        with pytest.raises(QueueFullError):
+            full.reserve(10, "")
+        tickets.pop().release()
+        tickets.append(full.reserve(10, ""))
+    assert [record.message for record in caplog.records] == ["queue full, refusing"]
+    while tickets:
+        tickets.pop().release()
+    begun, ended = caplog.records
+    assert (begun.levelname, begun.requests, begun.tokens) == ("WARNING", 4, 40)  # type: ignore[attr-defined]
+    assert (ended.message, ended.refused) == ("queue has room, accepting again", 3)  # type: ignore[attr-defined]
+
+
 def test_an_empty_queue_takes_one_request_of_any_size() -> None:
     assert gate(max_tokens=10).reserve(5000, "").tokens == 5000
 

@@ -30,8 +30,8 @@ def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heart
     # The server decides when this process ends; a terminal's Ctrl-C goes to both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # On a CPU, compute threads keep every core busy. Those that answer clients and probes go first: they need little, and
-    # a step that has to stop for them does so for a shorter time.
+    # On a CPU, compute threads keep every core busy. Those that answer clients and probes go first: they need little,
+    # and a step that has to stop for them does so for a shorter time.
     os.nice(_NICENESS)
     try:
         from weir.engine.load import load_engine, request_limits  # late: torch stays out of the server

@@ -48,7 +48,7 @@ class Sums:
 
 @contextmanager
 def clocked() -> Iterator[dict[str, Sums]]:
-    """Every greedy step of a CpuDecoder is summed up, by kind of step, while this lasts."""
+    """Every greedy step of a CpuDecoder that is made while this lasts is summed up, by kind of step."""
     sums = {"decode": Sums(), "mixed": Sums()}
     plain = CpuDecoder.greedy
 
@@ -77,15 +77,15 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the table in this Markdown page")
     args = parser.parse_args()
     spec = ModelSpec.from_folder(args.model)
-    core = load_engine(
-        Settings(
-            model=ModelSettings(model=str(args.model), dtype="bfloat16", device="cpu"),
-            engine=EngineSettings(kv_memory_bytes=KV_MEMORY, prefix_cache=False),
-        )
+    settings = Settings(
+        model=ModelSettings(model=str(args.model), dtype="bfloat16", device="cpu"),
+        engine=EngineSettings(kv_memory_bytes=KV_MEMORY, prefix_cache=False),
     )
     work = workload(args.workload, spec.vocab_size)
-    warm_up(core, work)
     with clocked() as sums:
+        core = load_engine(settings)
+        warm_up(core, work)
+        sums.update(decode=Sums(), mixed=Sums())
         wall_s = drive(core, work).wall_s
     peak = peak_flops(compute_threads())
     host_s = wall_s - sum(of.wall_s for of in sums.values())

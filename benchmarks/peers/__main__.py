@@ -98,7 +98,7 @@ def main() -> int:
     peaks = peaks.best_of(measure_peaks())
     entries = comparison.entries(names)
     about = (
-        f"{args.model.name}, bf16 weights, {args.threads} threads; {args.rounds} rounds in turn. This machine: {peaks}."
+        f"{args.model.name}, bf16 weights, {args.threads} threads; {args.rounds} round{"s" * (args.rounds > 1)} in turn. This machine: {peaks}."
     )
     text = markdown(entries, about)
     print(text)

@@ -97,9 +97,8 @@ def main() -> int:
             comparison.run(name, number)
     peaks = peaks.best_of(measure_peaks())
     entries = comparison.entries(names)
-    about = (
-        f"{args.model.name}, bf16 weights, {args.threads} threads; {args.rounds} round{"s" * (args.rounds > 1)} in turn. This machine: {peaks}."
-    )
+    rounds = "1 round" if args.rounds == 1 else f"{args.rounds} rounds in turn"
+    about = f"{args.model.name}, bf16 weights, {args.threads} threads; {rounds}. This machine: {peaks}."
     text = markdown(entries, about)
     print(text)
     if args.json:

@@ -77,6 +77,7 @@ class EngineCore:
         self._events: list[Event] = []
         self._prompt_scores: dict[str, list[TokenLogprobs | None]] = {}
         self._in_flight: StepInFlight | None = None
+        self._unlaunched: StepPlan | None = None  # decisions that the record of the next step tells
         self._wait = WaitEstimate()
         self._step = 0
         self._computed_tokens = 0
@@ -156,10 +157,12 @@ class EngineCore:
         if due is not None and not (plan.chunks and self._runner.follows(plan)):
             record, due = self._collect(due), None
             plan = plan.without_ended()
+        told = plan if self._unlaunched is None else plan.after(self._unlaunched)
+        self._unlaunched = None if plan.chunks else told
         if plan.chunks:
             launch_began = time.perf_counter()
             launched = self._runner.launch(plan)
-            step = StepInFlight(plan, launched, began_unix_ns, began, plan_s, launch_began)
+            step = StepInFlight(told, launched, began_unix_ns, began, plan_s, launch_began)
             if self._runner.steps_ahead:
                 self._in_flight = step
             else:
@@ -217,7 +220,8 @@ class EngineCore:
         """Take the sampled tokens in, send deltas, and end what is complete. Returns ids of finished requests."""
         now = time.monotonic()
         for scores in tokens.prompt_scores:
-            self._keep_prompt_scores(scores)
+            if scores.choice.is_live:
+                self._keep_prompt_scores(scores)
         finished: list[str] = []
         for choice, token_id, logprobs in zip(tokens.choices, tokens.token_ids, tokens.logprobs, strict=True):
             request = choice.request

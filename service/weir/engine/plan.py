@@ -32,6 +32,15 @@ class StepPlan:
         """Tokens this step computes."""
         return sum(chunk.length for chunk in self.chunks)
 
+    def after(self, unlaunched: StepPlan) -> StepPlan:
+        """The same step with the decisions of one that was planned before it and had nothing to compute."""
+        return replace(
+            self,
+            admitted=unlaunched.admitted + self.admitted,
+            preempted=unlaunched.preempted + self.preempted,
+            hit_tokens=unlaunched.hit_tokens + self.hit_tokens,
+        )
+
     def without_ended(self) -> StepPlan:
         """The same step without the choices that ended after it was planned: they have no blocks any more."""
         kept = tuple(chunk for chunk in self.chunks if chunk.choice.is_live)

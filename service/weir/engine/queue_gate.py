@@ -44,8 +44,8 @@ class Ticket:
 class QueueGate:
     """Owns the counts. Lives on one thread: the event loop of the process that accepts requests.
 
-    Logs when it begins to refuse, and when the queue is down to half of its bounds again: one pair of lines for an
-    overload, however often the queue fills up meanwhile.
+    Logs when it begins to refuse with a queue that is more than half full, and when the queue is down to half again:
+    one pair of lines for an overload, however often the queue fills up meanwhile.
     """
 
     def __init__(
@@ -95,15 +95,18 @@ class QueueGate:
 
     def _count_refusal(self) -> None:
         self._refused += 1
-        if not self._overloaded:
+        if not self._overloaded and not self._has_room():
             self._overloaded = True
             _log.warning("queue full, refusing", extra={"requests": self.requests, "tokens": self.tokens})
+
+    def _has_room(self) -> bool:
+        return 2 * self.requests <= self._max_requests and 2 * self.tokens <= self._max_tokens
 
     def _add(self, tenant: str, requests: int, tokens: int) -> None:
         self.requests += requests
         self.tokens += tokens
         held = self._by_tenant.get(tenant, (0, 0))
         self._by_tenant[tenant] = (held[0] + requests, held[1] + tokens)
-        if self._overloaded and 2 * self.requests <= self._max_requests and 2 * self.tokens <= self._max_tokens:
+        if self._overloaded and self._has_room():
             _log.info("queue has room, accepting again", extra={"refused": self._refused})
             self._overloaded, self._refused = False, 0

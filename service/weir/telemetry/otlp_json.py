@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,22 @@ class JsonLinesExporter(SpanExporter):
         self._path = path
         self._max_bytes = max_bytes
         self._file = path.open("ab")
+        self._is_regular = path.is_file()  # a pipe or a terminal has no size
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Write one line."""
         line = json.dumps(_request(spans), separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
-        size = self._file.tell()
-        if size and size + len(line) > self._max_bytes:
-            self._file.close()
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._file = self._path.open("ab")
+        if self._is_regular and 0 < self._file.tell() > self._max_bytes - len(line):
+            self._rotate()
         self._file.write(line)
         self._file.flush()
         return SpanExportResult.SUCCESS
+
+    def _rotate(self) -> None:
+        with suppress(FileNotFoundError):  # somebody else has moved it away
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+        full, self._file = self._file, self._path.open("ab")
+        full.close()
 
     def shutdown(self) -> None:
         """Close the file."""

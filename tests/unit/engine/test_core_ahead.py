@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -13,8 +13,9 @@ from weir.engine.blocks import BlockPool
 from weir.engine.core import EngineCore
 from weir.engine.detokenizer import TokenTable
 from weir.engine.errors import CancelledError, DeadlineError
+from weir.engine.plan import Chunk, StepPlan
 from weir.engine.records import StepRecord
-from weir.engine.request import ChoiceFinish, Done, FinishReason, SamplingParams
+from weir.engine.request import ChoiceFinish, Delta, Done, FinishReason, SamplingParams
 
 from tests.cases.engines import Engine, ExactModel, make_core, some_tokens
 
@@ -125,6 +126,28 @@ def test_a_request_cancelled_with_a_step_in_flight_frees_its_blocks_at_once_and_
     assert not ahead.engine.tokens("a")[2:]
     assert [r.step for r in records] == list(range(2, 2 + len(records)))
     ahead.engine.run()
+
+
+def test_prompt_scores_of_a_cancelled_request_do_not_reach_the_next_one_of_its_name() -> None:
+    ahead = Ahead(max_running=4, max_batch_tokens=12)
+    ahead.engine.submit("a", some_tokens(20, seed=1), 1, prompt_logprobs=1)
+    ahead.engine.step()
+    ahead.engine.step()  # the second chunk is in flight
+    ahead.engine.cancel("a")
+    del ahead.engine.events["a"]
+    ahead.engine.submit("a", PROMPT, 1, prompt_logprobs=1)
+    ahead.engine.run()
+    (delta,) = (event for event in ahead.engine.events["a"] if isinstance(event, Delta))
+    assert delta.prompt_logprobs is not None
+    assert [None if score is None else score.token_id for score in delta.prompt_logprobs] == [None, *PROMPT[1:]]
+
+
+def test_a_preemption_by_a_step_that_then_has_nothing_to_compute_is_told_by_the_next_one() -> None:
+    told = StepPlan((), 0, (), (), 3)
+    chunk = Chunk(None, 0, 1, True)  # type: ignore[arg-type]
+    following = StepPlan((chunk,), 1, ("b",), ("c",), 4)  # type: ignore[arg-type]
+    merged = following.after(replace(told, admitted=("a",), preempted=("d",)))  # type: ignore[arg-type]
+    assert merged == StepPlan((chunk,), 1, ("a", "b"), ("d", "c"), 7)  # type: ignore[arg-type]
 
 
 def test_a_cancelled_request_leaves_a_step_to_collect_and_nothing_else() -> None:

@@ -56,6 +56,17 @@ def test_an_overload_is_two_log_lines_however_often_the_queue_fills_up(caplog: p
     assert (ended.message, ended.refused) == ("queue has room, accepting again", 3)  # type: ignore[attr-defined]
 
 
+def test_requests_that_are_too_large_for_a_nearly_empty_queue_are_no_overload(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="weir.engine.queue_gate")
+    roomy = gate(max_tokens=1000)
+    roomy.reserve(200, "")
+    for _ in range(3):
+        with pytest.raises(QueueFullError):
+            roomy.reserve(900, "")
+        roomy.reserve(1, "").release()
+    assert caplog.records == []
+
+
 def test_an_empty_queue_takes_one_request_of_any_size() -> None:
     assert gate(max_tokens=10).reserve(5000, "").tokens == 5000
 

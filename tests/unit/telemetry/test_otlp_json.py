@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,35 @@ def test_a_line_larger_than_the_limit_is_written_all_the_same(tmp_path: Path) ->
     exporter.shutdown()
     assert names_in(tmp_path / "trace.jsonl.1") == ["first"]
     assert names_in(tmp_path / "trace.jsonl") == ["second"]
+
+
+def test_a_file_that_was_moved_away_and_a_place_that_is_taken_stop_nothing(tmp_path: Path) -> None:
+    path, older = tmp_path / "trace.jsonl", tmp_path / "trace.jsonl.1"
+    exporter = JsonLinesExporter(path, 1)
+    exporter.export([span("first")])
+    path.rename(tmp_path / "elsewhere")
+    exporter.export([span("second")])
+    assert names_in(path) == ["second"]
+    older.mkdir()
+    with pytest.raises(OSError):  # noqa: PT011  # which one depends on the system
+        exporter.export([span("lost")])
+    older.rmdir()
+    exporter.export([span("third")])
+    exporter.shutdown()
+    assert names_in(path) == ["third"]
+
+
+def test_a_pipe_is_written_to_and_never_renamed(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    exporter = JsonLinesExporter(path, 1)
+    exporter.export([span("first")])
+    exporter.export([span("second")])
+    exporter.shutdown()
+    assert os.read(reader, 1 << 16).count(b"\n") == 2
+    os.close(reader)
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
 
 
 def names_in(file: Path) -> list[str]:

@@ -38,6 +38,12 @@ class KvAhead {
     budget_ = sequences_ == 0 ? 0 : (int64_t)(model_.fetch_bytes / 64 / threads_);
   }
 
+  // No more blocks: the keys and values that were not fetched have been read.
+  void end() {
+    lines_left_ = 0;
+    budget_ = 0;
+  }
+
   // Whether `take` may give any.
   bool has_more(int steps) const { return steps <= block_lines_ && (lines_left_ >= steps || budget_ >= block_lines_); }
 

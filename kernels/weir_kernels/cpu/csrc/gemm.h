@@ -41,9 +41,11 @@ __attribute__((noinline)) void tile_product(const bf16* a, size_t stride, const 
 #pragma GCC unroll 2
       for (int v = 0; v < kTileVecs; ++v) acc[r][v] = zero();
     for (int s = 0; s < steps; ++s) {
+      if (part == 0) {
 #pragma GCC unroll 16
-      for (int line = 0; line < Prefetch; ++line) __builtin_prefetch(ahead + 64 * line, 0, 2);
-      ahead += 64 * Prefetch;
+        for (int line = 0; line < Prefetch; ++line) __builtin_prefetch(ahead + 64 * line, 0, 2);
+        ahead += 64 * Prefetch;
+      }
 #pragma GCC unroll 4
       for (int pair = 0; pair < kStepPairs; ++pair) {
         vp w[kTileVecs];

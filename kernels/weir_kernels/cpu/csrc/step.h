@@ -108,14 +108,14 @@ class Step {
       const Layer& layer = model_.layers[l];
       const int qkv_columns = (shape_.num_heads + 2 * shape_.num_kv_heads) * dim_;
       product(normed(batch_.num_tokens), layer.qkv,
-              StoreFloat{ws_.qkv, ws_.qkv_stride, qkv_columns, layer.qkv_bias}, weir::kQkv, nullptr);
+              StoreFloat{ws_.qkv, ws_.qkv_stride, qkv_columns, layer.qkv_bias}, weir::kQkv, nullptr, 0);
       write_chunks(l);
       attention(l);
 
       int rows = batch_.num_tokens;
       const bf16* attended = ws_.attended;
       const bool last = l == shape_.num_layers - 1;
-      if (!last) kv_ahead_.begin_layer(l + 1);
+      last ? kv_ahead_.end() : kv_ahead_.begin_layer(l + 1);
       if (last) {  // the other tokens have left their keys and values; nothing reads them any more
         keep_logit_rows();
         rows = batch_.num_logit_rows;
@@ -125,12 +125,12 @@ class Step {
       const AddToHidden residual{hidden, ws_.hidden_stride, shape_.hidden_size, nullptr};
       product(Rows{attended, ws_.attended_stride, rows}, layer.output,
               AddToHidden{hidden, ws_.hidden_stride, shape_.hidden_size, layer.output_bias}, weir::kOutput,
-              &layer.gate_up);
+              &layer.gate_up, ws_.normed_stride);
       norm(hidden, rows, layer.mlp_norm);
       product(normed(rows), layer.gate_up, SiluMul{ws_.activated, ws_.activated_stride, shape_.intermediate_size},
-              weir::kGateUp, &layer.down);
+              weir::kGateUp, &layer.down, ws_.activated_stride);
       product(Rows{ws_.activated, ws_.activated_stride, rows}, layer.down, residual, weir::kDown,
-              last ? &model_.lm_head : &model_.layers[l + 1].qkv);
+              last ? &model_.lm_head : &model_.layers[l + 1].qkv, ws_.normed_stride);
       norm(hidden, rows, last ? model_.final_norm : model_.layers[l + 1].attention_norm);
     }
     lm_head();
@@ -166,10 +166,12 @@ class Step {
 
   Rows normed(int rows) const { return Rows{ws_.normed, ws_.normed_stride, rows}; }
 
-  // next: the product that follows, null when attention or nothing does.
+  // next: the product that follows, of as many rows with this stride; null when attention or nothing does.
   template <class Finish>
-  void product(const Rows& x, const PackedMatrix& w, const Finish& finish, Phase phase, const PackedMatrix* next) {
-    const char* after = next == nullptr ? nullptr : (const char*)first_panel(x, *next, thread_, threads_);
+  void product(const Rows& x, const PackedMatrix& w, const Finish& finish, Phase phase, const PackedMatrix* next,
+               size_t next_stride) {
+    const Rows next_x{nullptr, next_stride, x.count};
+    const char* after = next == nullptr ? nullptr : (const char*)first_panel(next_x, *next, thread_, threads_);
     multiply(x, w, next_counters(), thread_, threads_, finish, after, kv_ahead_);
     end_phase(phase);
   }
@@ -393,14 +395,15 @@ class Step {
     const int rows = batch_.num_logit_rows;
     if (batch_.logits != nullptr)
       product(normed(rows), model_.lm_head,
-              StoreFloat{batch_.logits, (size_t)shape_.vocab_size, shape_.vocab_size, nullptr}, weir::kLmHead, nullptr);
+              StoreFloat{batch_.logits, (size_t)shape_.vocab_size, shape_.vocab_size, nullptr}, weir::kLmHead, nullptr, 0);
     if (batch_.greedy_ids == nullptr) return;
 
     const size_t lanes = (size_t)rows * weir::kPanelCols;
     float* best = ws_.best_logit + thread_ * lanes;
     int32_t* id = ws_.best_id + thread_ * lanes;
     for (size_t i = 0; i < lanes; ++i) best[i] = kMinusInfinity, id[i] = 0;
-    product(normed(rows), model_.lm_head, KeepLargest{best, id, shape_.vocab_size}, weir::kLmHead, nullptr);
+    product(normed(rows), model_.lm_head, KeepLargest{best, id, shape_.vocab_size}, weir::kLmHead,
+            nullptr, 0);
     WorkQueue runs = row_runs(rows);
     for (int run = runs.next(); run >= 0; run = runs.next())
       for (int row = run * kRunRows; row < run_end(run, rows); ++row) batch_.greedy_ids[row] = largest_of(row, lanes);

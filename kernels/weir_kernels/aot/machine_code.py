@@ -65,8 +65,10 @@ def _assemble(ptx: str, arch: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
-        command = [get_ptxas(TARGETS[arch].arch).path, "-v", f"--gpu-name={target[1]}", str(source), "-o"]
-        return subprocess.run([*command, "/dev/null"], check=True, capture_output=True, text=True).stderr
+        # A file of its own: ptxas removes its output when it fails, and root could lose /dev/null that way.
+        command = [get_ptxas(TARGETS[arch].arch).path, "-v", f"--gpu-name={target[1]}", str(source)]
+        command += ["-o", str(Path(folder, "kernel.cubin"))]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
 
 
 def _read_hip(compiled: Any) -> MachineCode:

@@ -55,13 +55,20 @@ class CostModel:
         chunks = (*record.decodes, *record.prefills)
         tokens = sum(chunk.length for chunk in chunks)
         rows = sum(chunk.start + chunk.length >= prompt_tokens[chunk.request_id] for chunk in chunks)
-        layers = self._spec.num_layers
-        products = layers * self._qkv * tokens + self._rest_of_layer * ((layers - 1) * tokens + rows)
         weights = self.weight_bytes if rows else self.weight_bytes - self._lm_head * self._element_bytes
         return StepCost(
-            2.0 * (products + self._lm_head * rows) + self._attention_flops(chunks),
+            self.product_flops(tokens, rows) + self.lm_head_flops(rows) + self._attention_flops(chunks),
             weights + self._kv_bytes(chunks),
         )
+
+    def product_flops(self, tokens: int, rows: int) -> float:
+        """Of all layers; after the last attention only the rows that want logits go on."""
+        layers = self._spec.num_layers
+        return 2.0 * (layers * self._qkv * tokens + self._rest_of_layer * ((layers - 1) * tokens + rows))
+
+    def lm_head_flops(self, rows: int) -> float:
+        """Of the rows that want logits."""
+        return 2.0 * self._lm_head * rows
 
     def _attention_flops(self, chunks: Iterable[ChunkRecord]) -> float:
         width = 4.0 * self._spec.num_heads * self._spec.head_dim

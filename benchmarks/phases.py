@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 from weir.bench.in_process import warm_up
-from weir.config import EngineSettings, ModelSettings, Settings
 from weir.engine.load import load_engine
 from weir.models.cpu_decoder import CpuDecoder
 from weir.models.spec import ModelSpec
@@ -25,12 +24,12 @@ from weir_kernels.cpu.library import PHASES
 from weir_kernels.cpu.threads import compute_threads
 from weir_kernels.ragged import RaggedBatch
 
+from benchmarks.cost import CostModel
 from benchmarks.drive import drive
 from benchmarks.kernels_cpu import LINEAR_PHASES, peak_flops
 from benchmarks.markdown import replace_between, table
+from benchmarks.suite import settings
 from benchmarks.workloads import NAMES, workload
-
-KV_MEMORY = 2 * 2**30
 
 
 class Sums:
@@ -77,13 +76,9 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the table in this Markdown page")
     args = parser.parse_args()
     spec = ModelSpec.from_folder(args.model)
-    settings = Settings(
-        model=ModelSettings(model=str(args.model), dtype="bfloat16", device="cpu"),
-        engine=EngineSettings(kv_memory_bytes=KV_MEMORY, prefix_cache=False),
-    )
     work = workload(args.workload, spec.vocab_size)
     with clocked() as sums:
-        core = load_engine(settings)
+        core = load_engine(settings(args.model))
         warm_up(core, work)
         sums.update(decode=Sums(), mixed=Sums())
         wall_s = drive(core, work).wall_s
@@ -94,7 +89,7 @@ def main() -> None:
         f"fused step. Peak of a product: {peak / 1e9:.0f} GFLOP/s.\n\n"
         + table(
             ("steps", "count", "tokens", "s", "products", "of peak", "lm_head", "of peak", "attention", "other phases"),
-            [_cells(kind, of, spec, peak) for kind, of in sums.items() if of.steps],
+            [_cells(kind, of, CostModel(spec), peak) for kind, of in sums.items() if of.steps],
         )
     )
     print(text)
@@ -102,24 +97,18 @@ def main() -> None:
         replace_between(args.write, "phases", text)
 
 
-def _cells(kind: str, of: Sums, spec: ModelSpec, peak: float) -> list[str]:
-    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
-    layer = spec.hidden_size * heads * spec.head_dim + 3 * spec.hidden_size * spec.intermediate_size
-    qkv = spec.hidden_size * (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    # After the last attention only the rows that want logits go on.
-    weights = of.tokens * ((spec.num_layers - 1) * layer + qkv) + of.logit_rows * (layer - qkv)
+def _cells(kind: str, of: Sums, cost: CostModel, peak: float) -> list[str]:
     products_s, head_s = of.seconds(*LINEAR_PHASES), of.seconds("lm_head")
     attention_s = of.seconds("attention")
-    head = of.logit_rows * spec.vocab_size * spec.hidden_size
     return [
         kind,
         str(of.steps),
         str(of.tokens),
         f"{of.wall_s:.2f}",
         f"{products_s:.2f}",
-        f"{2 * weights / products_s / peak:.0%}",
+        f"{cost.product_flops(of.tokens, of.logit_rows) / products_s / peak:.0%}",
         f"{head_s:.2f}",
-        f"{2 * head / head_s / peak:.0%}",
+        f"{cost.lm_head_flops(of.logit_rows) / head_s / peak:.0%}",
         f"{attention_s:.2f}",
         f"{of.wall_s - products_s - head_s - attention_s:.2f}",
     ]

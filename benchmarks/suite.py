@@ -63,11 +63,7 @@ def main() -> None:
     works = {name: workload(name, spec.vocab_size) for name in args.workloads}
     if args.cut:
         works = {name: cut(work, *args.cut) for name, work in works.items()}
-    settings = Settings(
-        model=ModelSettings(model=str(args.model), dtype="bfloat16", device="cpu"),
-        engine=EngineSettings(kv_memory_bytes=KV_MEMORY, prefix_cache=False),
-    )
-    core = load_engine(settings)
+    core = load_engine(settings(args.model))
     peaks = measure_peaks()
     traces = {name: _measure(core, work) for name, work in works.items()}
     mixed = works.get("mixed64")
@@ -89,6 +85,14 @@ def main() -> None:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
     if args.write:
         replace_between(args.write, "suite", text)
+
+
+def settings(model: Path) -> Settings:
+    """Of all runs in process."""
+    return Settings(
+        model=ModelSettings(model=str(model), dtype="bfloat16", device="cpu"),
+        engine=EngineSettings(kv_memory_bytes=KV_MEMORY, prefix_cache=False),
+    )
 
 
 def _measure(core: EngineCore, work: Workload) -> Trace:

@@ -37,7 +37,6 @@ class GpuLaunched:
     ready: torch.cuda.Event | None
     slow: Launched | None
     build_s: float
-    device_s: float
 
 
 class GpuRunner:
@@ -99,7 +98,7 @@ class GpuRunner:
         if not plan.chunks or not self.follows(plan):
             slow = self._plain.launch(plan)
             self._last_rows, self._last_tokens = {}, None
-            return GpuLaunched((), None, None, slow, slow.build_s, slow.device_s)
+            return GpuLaunched((), None, None, slow, slow.build_s)
         rows = len(plan.chunks)
         only_decodes = plan.num_single == rows and all(chunk.samples for chunk in plan.chunks)
         size = self._graphs.fitting(rows) if only_decodes else None
@@ -118,7 +117,7 @@ class GpuRunner:
         self._last_tokens = tokens
         self._last_rows = {id(choice): row for row, choice in enumerate(choices)}
         result, ready = self._fetch(tokens[: len(choices)])
-        return GpuLaunched(choices, result, ready, None, built - began, time.perf_counter() - built)
+        return GpuLaunched(choices, result, ready, None, built - began)
 
     def collect(self, launched: GpuLaunched) -> StepTokens:
         """The sampled tokens of a launched step. The only place where the host waits for the device."""

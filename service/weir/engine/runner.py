@@ -60,7 +60,6 @@ class Launched:
     logits: torch.Tensor | None
     token_ids: torch.Tensor | None
     build_s: float
-    device_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Runner:
     def launch(self, plan: StepPlan) -> Launched:
         """Compute the step. An empty plan computes nothing."""
         if not plan.chunks:
-            return Launched(None, None, None, 0.0, 0.0)
+            return Launched(None, None, None, 0.0)
         began = time.perf_counter()
         batch = build_batch(plan, self._block_size, self._device)
         built = time.perf_counter()
@@ -117,7 +116,7 @@ class Runner:
             token_ids = self._greedy(batch.ragged, self._kv)
         else:
             logits = self._decoder.forward(batch.ragged, self._kv)
-        return Launched(batch, logits, token_ids, built - began, time.perf_counter() - built)
+        return Launched(batch, logits, token_ids, built - began)
 
     @torch.inference_mode()
     def collect(self, launched: Launched) -> StepTokens:

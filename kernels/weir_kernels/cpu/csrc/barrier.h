@@ -55,6 +55,9 @@ class WorkQueue {
         parts_left_(parts_),
         ahead_(take()) {}
 
+  // The first item of a part.
+  static int begin_of(int part, int num_items, int parts) { return (int)((int64_t)num_items * part / parts); }
+
   int peek() const { return ahead_; }  // -1: none left
 
   int next() {
@@ -64,11 +67,9 @@ class WorkQueue {
   }
 
  private:
-  int begin_of(int part) const { return (int)((int64_t)num_items_ * part / parts_); }
-
   int take() {
     for (; parts_left_ > 0; --parts_left_, part_ = part_ + 1 == parts_ ? 0 : part_ + 1) {
-      const int begin = begin_of(part_), end = begin_of(part_ + 1);
+      const int begin = begin_of(part_, num_items_, parts_), end = begin_of(part_ + 1, num_items_, parts_);
       if (begin == end) continue;  // another thread's counter costs a trip between cores
       const int item = begin + __atomic_fetch_add(&counters_[part_].taken, 1, __ATOMIC_RELAXED);
       if (item < end) return item;

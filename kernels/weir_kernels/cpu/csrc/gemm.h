@@ -137,7 +137,7 @@ struct RowBlocks {
 inline const bf16* first_panel(const Rows& x, const PackedMatrix& w, int thread, int num_threads) {
   const RowBlocks blocks(x.count, x.stride * sizeof(bf16), num_threads);
   const int panels = num_panels(w);
-  return panel(w, (int)((int64_t)blocks.num_blocks * panels * thread / num_threads) % panels);
+  return panel(w, WorkQueue::begin_of(thread, blocks.num_blocks * panels, num_threads) % panels);
 }
 
 // All of x W^T, called by every thread of the team. `finish(row, panel, values)` gets each row's 32 results of a panel.

@@ -163,7 +163,6 @@ struct Engine {
     int first_chunk = 0;
     while (first_chunk < b.num_seqs && b.cu_seqlens[first_chunk + 1] - b.cu_seqlens[first_chunk] <= 1) ++first_chunk;
     workspace.num_decodes = first_chunk;
-    workspace.first_chunk_token = b.cu_seqlens[first_chunk];
     // Long work first, so that the threads finish together: chunks, their last queries first, then decodes.
     for (int i = first_chunk; i < b.num_seqs; ++i) {
       const int tokens = b.cu_seqlens[i + 1] - b.cu_seqlens[i];

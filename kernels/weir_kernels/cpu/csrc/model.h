@@ -129,8 +129,7 @@ struct Workspace {
   int32_t* splits_done;  // [seqs, kv heads], zero between phases
   AttentionItem* items;
   int32_t num_items;
-  int32_t num_decodes;        // sequences before the first that has more than one token
-  int32_t first_chunk_token;  // tokens before it are alone in their sequence, a decode each
+  int32_t num_decodes;  // sequences before the first that has more than one token
   char* attention_scratch;  // [threads, attention_scratch_bytes]
   size_t attention_scratch_bytes;
   PhaseCounter* counters;  // [2, threads], zero at the start of the step

@@ -96,6 +96,7 @@ class Step {
         group_(shape_.num_heads / shape_.num_kv_heads),
         dim_(shape_.head_dim),
         padded_dim_(weir::padded_head_dim(shape_)),
+        first_chunk_token_(batch.cu_seqlens[workspace.num_decodes]),
         scratch_(shape_, workspace.attention_scratch + thread * workspace.attention_scratch_bytes),
         kv_ahead_(model, batch, workspace, thread, num_threads) {}
 
@@ -108,7 +109,7 @@ class Step {
       const Layer& layer = model_.layers[l];
       const int qkv_columns = (shape_.num_heads + 2 * shape_.num_kv_heads) * dim_;
       product(normed(batch_.num_tokens), layer.qkv,
-              StoreFloat{ws_.qkv, ws_.qkv_stride, qkv_columns, layer.qkv_bias}, weir::kQkv, nullptr, 0);
+              StoreFloat{ws_.qkv, ws_.qkv_stride, qkv_columns, layer.qkv_bias}, weir::kQkv);
       write_chunks(l);
       attention(l);
 
@@ -168,8 +169,8 @@ class Step {
 
   // next: the product that follows, of as many rows with this stride; null when attention or nothing does.
   template <class Finish>
-  void product(const Rows& x, const PackedMatrix& w, const Finish& finish, Phase phase, const PackedMatrix* next,
-               size_t next_stride) {
+  void product(const Rows& x, const PackedMatrix& w, const Finish& finish, Phase phase,
+               const PackedMatrix* next = nullptr, size_t next_stride = 0) {
     const Rows next_x{nullptr, next_stride, x.count};
     const char* after = next == nullptr ? nullptr : (const char*)first_panel(next_x, *next, thread_, threads_);
     multiply(x, w, next_counters(), thread_, threads_, finish, after, kv_ahead_);
@@ -262,7 +263,7 @@ class Step {
   // Keys and values of chunks, before any query of the chunk looks at them. A decode writes its own in the attention
   // phase, where the cache lines it touches are needed anyway.
   void write_chunks(int l) {
-    const int first = ws_.first_chunk_token, tokens = batch_.num_tokens - first;
+    const int first = first_chunk_token_, tokens = batch_.num_tokens - first;
     if (tokens == 0) return;
     WorkQueue runs = row_runs(tokens);
     for (int run = runs.next(); run >= 0; run = runs.next())
@@ -300,7 +301,7 @@ class Step {
     for (int i = work.next(); i >= 0; i = work.next()) {
       const int following = work.peek() >= 0 ? work.peek() : i;
       const int token = first_token_of(ws_.items[following / kv_heads]);
-      if (token < ws_.first_chunk_token) prefetch_group(l, token, following % kv_heads);
+      if (token < first_chunk_token_) prefetch_group(l, token, following % kv_heads);
       attend(l, ws_.items[i / kv_heads], i % kv_heads, first_tile(following, l));
     }
     end_phase(weir::kAttention);
@@ -311,7 +312,7 @@ class Step {
     const int rows = item.num_queries * group_;
     const Mask mask = mask_of(item, l);
     const bool reads_own_key = (int64_t)item.end_split * kSplitTokens >= mask.last(rows - 1);
-    if (first_token < ws_.first_chunk_token && reads_own_key) write_kv(l, first_token, kv_head);
+    if (first_token < first_chunk_token_ && reads_own_key) write_kv(l, first_token, kv_head);
 
     for (int t = 0; t < item.num_queries; ++t) {
       const float* q = ws_.qkv + (size_t)(first_token + t) * ws_.qkv_stride + (size_t)kv_head * group_ * dim_;
@@ -395,15 +396,14 @@ class Step {
     const int rows = batch_.num_logit_rows;
     if (batch_.logits != nullptr)
       product(normed(rows), model_.lm_head,
-              StoreFloat{batch_.logits, (size_t)shape_.vocab_size, shape_.vocab_size, nullptr}, weir::kLmHead, nullptr, 0);
+              StoreFloat{batch_.logits, (size_t)shape_.vocab_size, shape_.vocab_size, nullptr}, weir::kLmHead);
     if (batch_.greedy_ids == nullptr) return;
 
     const size_t lanes = (size_t)rows * weir::kPanelCols;
     float* best = ws_.best_logit + thread_ * lanes;
     int32_t* id = ws_.best_id + thread_ * lanes;
     for (size_t i = 0; i < lanes; ++i) best[i] = kMinusInfinity, id[i] = 0;
-    product(normed(rows), model_.lm_head, KeepLargest{best, id, shape_.vocab_size}, weir::kLmHead,
-            nullptr, 0);
+    product(normed(rows), model_.lm_head, KeepLargest{best, id, shape_.vocab_size}, weir::kLmHead);
     WorkQueue runs = row_runs(rows);
     for (int run = runs.next(); run >= 0; run = runs.next())
       for (int row = run * kRunRows; row < run_end(run, rows); ++row) batch_.greedy_ids[row] = largest_of(row, lanes);
@@ -431,6 +431,7 @@ class Step {
   const int thread_, threads_;
   double* seconds_;
   const int group_, dim_, padded_dim_;
+  const int first_chunk_token_;  // tokens before it are alone in their sequence, a decode each
   AttentionScratch scratch_;
   KvAhead kv_ahead_;
   int phase_ = 0;

@@ -13,12 +13,12 @@ Loading, the compilation of kernels and a short warm-up are not in the figures; 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import uvloop
 from weir.bench.in_process import warm_up
 from weir.bench.over_grpc import run_over_grpc
 from weir.bench.report import Percentiles
@@ -131,9 +131,9 @@ def _over_grpc(model: Path, work: Workload, core: EngineCore, rounds: int) -> Li
     """The run of the median rate among `rounds`, and the median of its share of the run in process beside each."""
     pairs = []
     with serving(model, "--no-prefix-cache", "--kv-memory", str(KV_MEMORY), "--dtype", "bfloat16") as target:
-        asyncio.run(run_over_grpc(target, cut(work, 8, 4)))
+        uvloop.run(run_over_grpc(target, cut(work, 8, 4)))
         for _ in range(rounds):
-            pairs.append((drive(core, work).wall_s, asyncio.run(run_over_grpc(target, work))))
+            pairs.append((drive(core, work).wall_s, uvloop.run(run_over_grpc(target, work))))
     report = sorted((report for _, report in pairs), key=lambda report: report.wall_s)[rounds // 2]
     return Line(
         f"{work.name} over gRPC",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from weir.engine.errors import RequestError
 
@@ -110,8 +110,7 @@ class Admitted:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """New tokens and text of one choice; `finish` rides with the last one, so no text can come after it.
 
     `text` may lag `token_ids` while a character or a possible stop string is incomplete; the concatenation of all

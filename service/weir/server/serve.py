@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
+
+import uvloop
 
 from weir.config import Settings
 from weir.engine.process import EngineClient
@@ -11,13 +12,14 @@ from weir.models.tokenizer import Tokenizer as ModelTokenizer
 from weir.server.admin import check_address
 from weir.server.app import App
 from weir.server.prompts import NoTokenizer, Tokenizer
+from weir.server.scheduling import patient_threads
 from weir.telemetry.telemetry import Telemetry
 
 
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError for settings that cannot work."""
     check_address(settings.server.admin_address)
-    return asyncio.run(_serve(settings))
+    return uvloop.run(_serve(settings))
 
 
 async def _serve(settings: Settings) -> int:
@@ -26,7 +28,8 @@ async def _serve(settings: Settings) -> int:
     engine = EngineClient(settings)
     # gRPC must not exist yet in a process that starts another one.
     engine.start()
-    app = App(settings, engine, lambda: load_tokenizer(settings), observer)
+    with patient_threads():
+        app = App(settings, engine, lambda: load_tokenizer(settings), observer)
     return await app.run()
 
 

@@ -24,10 +24,10 @@ struct Rows {
   int count;
 };
 
-// c[R][32] = rows of a times a panel. The loop also fetches `Prefetch` cache lines a step from `ahead` (the next panel,
-// or keys and values) into the cache: the hardware's own prefetchers stop at page boundaries, and with few rows memory
-// is the limit.
-template <int R, int Prefetch>
+// c[R][32] = rows of a times a panel. The loop also fetches `Prefetch` cache lines a step, each `Apart` lines from the one
+// before, from `ahead` (the next panel, or keys and values) into the cache: the hardware's own prefetchers stop at page
+// boundaries.
+template <int R, int Prefetch, int Apart = 1>
 __attribute__((noinline)) void tile_product(const bf16* a, size_t stride, const bf16* b, int steps, const char* ahead,
                                             float* c) {
   for (int part = 0; part < 2 / kTileVecs; ++part) {
@@ -43,8 +43,8 @@ __attribute__((noinline)) void tile_product(const bf16* a, size_t stride, const 
     for (int s = 0; s < steps; ++s) {
       if (part == 0) {
 #pragma GCC unroll 16
-        for (int line = 0; line < Prefetch; ++line) __builtin_prefetch(ahead + 64 * line, 0, 2);
-        ahead += 64 * Prefetch;
+        for (int line = 0; line < Prefetch; ++line) __builtin_prefetch(ahead + 64 * Apart * line, 0, 2);
+        ahead += 64 * Apart * Prefetch;
       }
 #pragma GCC unroll 4
       for (int pair = 0; pair < kStepPairs; ++pair) {
@@ -93,6 +93,22 @@ WEIR_INLINE TileProduct tile_product_for(int rows) {
       tile_product<11, Prefetch>,
       tile_product<12, Prefetch>,
 #endif
+  };
+  return table[rows];
+}
+
+// For a lone tile of so few rows that memory alone is the limit. Fetching every line would keep the core's few miss
+// buffers full, and the panel at hand waiting; so one line of four, for the hardware to fetch the three behind it.
+constexpr int kFewRows = 4;
+constexpr int kStepLines = kStepInputs * kPanelCols * (int)sizeof(bf16) / 64;
+
+WEIR_INLINE TileProduct product_of_few_rows(int rows) {
+  static const TileProduct table[kFewRows + 1] = {
+      nullptr,
+      tile_product<1, kStepLines / 4, 4>,
+      tile_product<2, kStepLines / 4, 4>,
+      tile_product<3, kStepLines / 4, 4>,
+      tile_product<4, kStepLines / 4, 4>,
   };
   return table[rows];
 }
@@ -168,12 +184,13 @@ void multiply(const Rows& x, const PackedMatrix& w, weir::PhaseCounter* counters
 
     for (int tile = 0, row = begin; tile < num_tiles; ++tile) {
       const int height = rows / num_tiles + (tile < rows % num_tiles ? 1 : 0);
+      const bool few = lines_left > 0 && num_tiles == 1 && height <= kFewRows;
       const Fetch fetch = lines_left > 0 ? Fetch{ahead, lines_a_step(wanted)} : kv.take(steps);
       if (lines_left > 0) {
         ahead += (size_t)64 * fetch.lines * steps;
         lines_left -= fetch.lines * steps;
       }
-      const TileProduct product = pick_tile_product(height, fetch.lines);
+      const TileProduct product = few ? product_of_few_rows(height) : pick_tile_product(height, fetch.lines);
       product(x.data + (size_t)row * x.stride, x.stride, weights, steps, fetch.from, c);
       for (int r = 0; r < height; ++r) finish(row + r, column, c + r * kPanelCols);
       row += height;

@@ -11,10 +11,8 @@ import multiprocessing
 import pickle
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Self
 
 from weir.config import Settings
 from weir.engine.errors import EngineFailedError, UnavailableError
@@ -38,26 +36,18 @@ class RequestStream:
         self._client = client
         self._request_id = request_id
         self._ticket = ticket
-        self._events: deque[Event] = deque()
-        self._more: asyncio.Future[None] | None = None
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._ended = False
-        self._all_read = False
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        """The next event, Done being the last. Raises the RequestError of a request that failed."""
-        if self._all_read:
-            raise StopAsyncIteration
-        while not self._events:
-            self._more = self._client._loop.create_future()
-            await self._more
-        event = self._events.popleft()
-        self._all_read = isinstance(event, Done | Failed)
-        if isinstance(event, Failed):
-            raise event.error
-        return event
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Yield events up to Done. Raises the RequestError of a request that failed."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, Failed):
+                raise event.error
+            yield event
+            if isinstance(event, Done):
+                return
 
     def close(self) -> None:
         """Cancel the request unless it has ended. Idempotent."""
@@ -70,9 +60,7 @@ class RequestStream:
         if isinstance(event, Admitted | Done | Failed):
             self._ticket.release()
         if not self._ended:
-            self._events.append(event)
-            if self._more is not None and not self._more.done():
-                self._more.set_result(None)
+            self._events.put_nowait(event)
             self._ended = isinstance(event, Done | Failed)
 
 

@@ -24,9 +24,9 @@ struct Rows {
   int count;
 };
 
-// c[R][32] = rows of a times a panel. The loop also fetches `Prefetch` cache lines a step, each `Apart` lines from the one
-// before, from `ahead` (the next panel, or keys and values) into the cache: the hardware's own prefetchers stop at page
-// boundaries.
+// c[R][32] = rows of a times a panel. The loop also fetches `Prefetch` cache lines a step, each `Apart` lines from the
+// one before, from `ahead` (the next panel, or keys and values) into the cache: the hardware's own prefetchers stop at
+// page boundaries.
 template <int R, int Prefetch, int Apart = 1>
 __attribute__((noinline)) void tile_product(const bf16* a, size_t stride, const bf16* b, int steps, const char* ahead,
                                             float* c) {
@@ -75,23 +75,23 @@ __attribute__((noinline)) void tile_product(const bf16* a, size_t stride, const 
 
 typedef void (*TileProduct)(const bf16*, size_t, const bf16*, int, const char*, float*);
 
-template <int Prefetch>
+template <int Prefetch, int Apart = 1>
 WEIR_INLINE TileProduct tile_product_for(int rows) {
   static const TileProduct table[] = {
       nullptr,
-      tile_product<1, Prefetch>,
-      tile_product<2, Prefetch>,
-      tile_product<3, Prefetch>,
-      tile_product<4, Prefetch>,
+      tile_product<1, Prefetch, Apart>,
+      tile_product<2, Prefetch, Apart>,
+      tile_product<3, Prefetch, Apart>,
+      tile_product<4, Prefetch, Apart>,
 #if defined(__AVX512F__)
-      tile_product<5, Prefetch>,
-      tile_product<6, Prefetch>,
-      tile_product<7, Prefetch>,
-      tile_product<8, Prefetch>,
-      tile_product<9, Prefetch>,
-      tile_product<10, Prefetch>,
-      tile_product<11, Prefetch>,
-      tile_product<12, Prefetch>,
+      tile_product<5, Prefetch, Apart>,
+      tile_product<6, Prefetch, Apart>,
+      tile_product<7, Prefetch, Apart>,
+      tile_product<8, Prefetch, Apart>,
+      tile_product<9, Prefetch, Apart>,
+      tile_product<10, Prefetch, Apart>,
+      tile_product<11, Prefetch, Apart>,
+      tile_product<12, Prefetch, Apart>,
 #endif
   };
   return table[rows];
@@ -101,17 +101,6 @@ WEIR_INLINE TileProduct tile_product_for(int rows) {
 // buffers full, and the panel at hand waiting; so one line of four, for the hardware to fetch the three behind it.
 constexpr int kFewRows = 4;
 constexpr int kStepLines = kStepInputs * kPanelCols * (int)sizeof(bf16) / 64;
-
-WEIR_INLINE TileProduct product_of_few_rows(int rows) {
-  static const TileProduct table[kFewRows + 1] = {
-      nullptr,
-      tile_product<1, kStepLines / 4, 4>,
-      tile_product<2, kStepLines / 4, 4>,
-      tile_product<3, kStepLines / 4, 4>,
-      tile_product<4, kStepLines / 4, 4>,
-  };
-  return table[rows];
-}
 
 // The smallest number of lines that a kernel fetches in a step and that is not below `wanted`.
 inline int lines_a_step(int wanted) { return wanted <= 2 ? wanted : wanted <= 4 ? 4 : 8; }
@@ -190,7 +179,8 @@ void multiply(const Rows& x, const PackedMatrix& w, weir::PhaseCounter* counters
         ahead += (size_t)64 * fetch.lines * steps;
         lines_left -= fetch.lines * steps;
       }
-      const TileProduct product = few ? product_of_few_rows(height) : pick_tile_product(height, fetch.lines);
+      const TileProduct product =
+          few ? tile_product_for<kStepLines / 4, 4>(height) : pick_tile_product(height, fetch.lines);
       product(x.data + (size_t)row * x.stride, x.stride, weights, steps, fetch.from, c);
       for (int r = 0; r < height; ++r) finish(row + r, column, c + r * kPanelCols);
       row += height;

@@ -14,6 +14,7 @@ from weir.models.errors import ModelError
 from weir.server.admin import check_address
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import DRAINING_RETRY_S, Lifecycle
+from weir.server.limits import MessageLimits
 from weir.server.live import LiveRequests
 from weir.server.observer import NoObserver, Observer
 from weir.server.prompts import PromptEncoder, Tokenizer
@@ -37,13 +38,14 @@ class App:
         self,
         settings: Settings,
         engine: Engine,
-        load_tokenizer: Callable[[], Tokenizer],
+        tokenizer: Tokenizer,
         observer: Observer | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._load_tokenizer = load_tokenizer
+        self._tokenizer = tokenizer
         self._prompts: PromptEncoder | None = None
+        self._limits: MessageLimits | None = None
         self._failure: Exception | None = None
         self._end = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -51,7 +53,9 @@ class App:
         self.live = LiveRequests()
         self._observer: Observer = observer or NoObserver()
         self._loading: asyncio.Task[None] | None = None
-        services = Services(settings, engine, self.lifecycle, self.live, self._encoder, self._observer)
+        services = Services(
+            settings, engine, self.lifecycle, self.live, self._encoder, lambda: self._limits, self._observer
+        )
         self._server, self._admin, self._probes = services.public(), services.admin(), services.probes()
         self.port = 0
         self.health_port = 0
@@ -110,22 +114,22 @@ class App:
         # Open watches would hold `stop` for all of its grace; this ends them.
         self.lifecycle.stop()
         await asyncio.gather(*(server.stop(FLUSH_S) for server in (self._server, self._admin, self._probes)))
+        self._tokenizer.close()
         await self._engine.stop(ENGINE_STOP_S)
         await self._observer.stop()
-        if self._prompts is not None:
-            self._prompts.close()
         _log.info("stopped")
 
     async def _load(self) -> None:
         began = time.monotonic()
         self._engine.failed.add_done_callback(lambda failed: self._fail(failed.result()))
         try:
-            tokenizer, info = await asyncio.gather(asyncio.to_thread(self._load_tokenizer), self._engine.ready())
+            token_bytes, info = await asyncio.gather(self._tokenizer.load(), self._engine.ready())
         except Exception as error:
             self._fail(error)
             return
-        self._prompts = PromptEncoder(tokenizer, self._settings.server.tokenizer_threads, info.max_model_len)
-        self._observer.watch(self._engine, info, tokenizer.token_bytes)
+        self._limits = MessageLimits.of(self._settings, info.max_model_len)
+        self._prompts = PromptEncoder(self._tokenizer, token_bytes, self._limits)
+        self._observer.watch(self._engine, info, token_bytes)
         self.lifecycle.loaded()
         _log.info(
             "serving %s (%s on %s, %d KV tokens) after %.1f s",

@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from weir.engine.errors import InvalidRequestError, Violation
 from weir.server.errors import status_of
 from weir.server.load_report import LoadReporter
+from weir.server.messages import MessageParser
 from weir.server.metadata import REQUEST_ID_KEY
 
 # Probes and watches are no load.
@@ -22,18 +20,12 @@ _INFERENCE_PREFIX = "/weir.v1.InferenceService/"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Malformed:
-    """Stands for a request that did not parse, until there is a context to refuse it through."""
-
-    reason: str
-
-
 class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handler of every method, once. Servicers raise; only this file aborts."""
 
-    def __init__(self, load: LoadReporter) -> None:
+    def __init__(self, load: LoadReporter, parser: MessageParser) -> None:
         self._load = load
+        self._parser = parser
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
 
     async def intercept_service(
@@ -56,16 +48,17 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         method = getattr(handler, kind)
         run = _stream_to_end if handler.response_streaming else _answer
         is_work = name.startswith(_INFERENCE_PREFIX)
+        deserialize = handler.request_deserializer
         # A stream of requests is parsed message by message inside the handler.
-        parse = handler.request_deserializer if handler.request_streaming else _parser(handler.request_deserializer)
+        is_stream = handler.request_streaming
 
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             _echo_request_id(context)
             if is_work:
                 self._load.count_request()
             try:
-                if isinstance(request, _Malformed):
-                    raise InvalidRequestError((Violation("request", request.reason),))
+                if not is_stream:
+                    request = await self._parser.parse(name, deserialize, request)
                 response = await run(method, request, context)
             except grpc.aio.AbortError:
                 raise
@@ -76,7 +69,11 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return response
 
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(call, request_deserializer=parse, response_serializer=handler.response_serializer)
+        return make(
+            call,
+            request_deserializer=deserialize if is_stream else None,
+            response_serializer=handler.response_serializer,
+        )
 
     async def _abort(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
         status = status_of(error)
@@ -101,16 +98,6 @@ async def _stream_to_end(method: Callable[..., Any], request: Any, context: grpc
             await running.aclose()
     else:
         await running
-
-
-def _parser(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def parse(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError as error:
-            return _Malformed(str(error))
-
-    return parse
 
 
 def _echo_request_id(context: grpc.aio.ServicerContext) -> None:

@@ -8,11 +8,11 @@ import uvloop
 
 from weir.config import Settings
 from weir.engine.process import EngineClient
-from weir.models.tokenizer import Tokenizer as ModelTokenizer
 from weir.server.admin import check_address
 from weir.server.app import App
-from weir.server.prompts import NoTokenizer, Tokenizer
+from weir.server.prompts import NoTokenizer
 from weir.server.scheduling import patient_threads
+from weir.server.tokenizer_pool import TokenizerPool
 from weir.telemetry.telemetry import Telemetry
 
 
@@ -25,17 +25,18 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     model = settings.model
     observer = Telemetry(settings, model.served_model_name or Path(model.model).name)
-    engine = EngineClient(settings)
+    engine, tokenizer = EngineClient(settings), make_tokenizer(settings)
     # gRPC must not exist yet in a process that starts another one.
     engine.start()
+    tokenizer.start()
     with patient_threads():
-        app = App(settings, engine, lambda: load_tokenizer(settings), observer)
+        app = App(settings, engine, tokenizer, observer)
     return await app.run()
 
 
-def load_tokenizer(settings: Settings) -> Tokenizer:
-    """The model folder's tokenizer. Raises ModelError."""
+def make_tokenizer(settings: Settings) -> TokenizerPool | NoTokenizer:
+    """The tokenizer of the model folder, which need not have one for random weights."""
     folder = Path(settings.model.model)
     if settings.model.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         return NoTokenizer()
-    return ModelTokenizer(folder)
+    return TokenizerPool(folder, settings.server)

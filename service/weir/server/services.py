@@ -17,8 +17,10 @@ from weir.server.engine_api import Engine
 from weir.server.health import HealthService
 from weir.server.inference import InferenceService
 from weir.server.lifecycle import Lifecycle
+from weir.server.limits import MessageLimits
 from weir.server.live import LiveRequests
 from weir.server.load_report import LoadReporter
+from weir.server.messages import MessageParser
 from weir.server.observer import Observer
 from weir.server.options import server_options
 from weir.server.prompts import PromptEncoder
@@ -46,9 +48,11 @@ class Services:
         lifecycle: Lifecycle,
         live: LiveRequests,
         prompts: Callable[[], PromptEncoder],
+        limits: Callable[[], MessageLimits | None],
         observer: Observer,
     ) -> None:
         self._settings = settings
+        self._limits = limits
         self._load = LoadReporter(engine, lifecycle)
         self._inference = InferenceService(engine, prompts, lifecycle, live, observer)
         self._budget = BudgetService(engine, lifecycle)
@@ -82,5 +86,5 @@ class Services:
         return server
 
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
-        interceptors = [*first, RpcInterceptor(self._load)]
+        interceptors = [*first, RpcInterceptor(self._load, MessageParser(self._limits))]
         return grpc.aio.server(interceptors=interceptors, options=server_options(self._settings.server))

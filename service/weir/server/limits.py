@@ -12,7 +12,7 @@ BYTES_PER_TOKEN = 16
 # Everything but prompt and parameters: request_id, model, cache_salt, numbers, and what else a message may carry.
 REST_BYTES = 8 * 2**10
 # Requests of methods that carry no prompt.
-OTHER_BYTES = 64 * 2**10
+OTHER_BYTES = 4 * 2**10
 
 # On the wire: tag and length of a string, an id as a negative number, a map entry with such an id and a double.
 _STRING_BYTES, _ID_BYTES, _BIAS_BYTES = 6, 11, 22

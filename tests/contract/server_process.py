@@ -1,4 +1,4 @@
-"""`weir serve` in a process of its own, over a tiny model with random weights: token ids in, token ids out."""
+"""`weir serve` in a process of its own, over a tiny model with random weights, with a tokenizer or without."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -34,12 +35,13 @@ CONFIG = {
 
 
 class ServerProcess:
-    """Started on construction, with further flags; ready after `ready()`."""
+    """Started on construction, with further flags; ready after `ready()`. `complete` may add files to the model."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, complete: Callable[[Path], object] = lambda model: None) -> None:
         model = folder / "tiny"
         model.mkdir()
         (model / "config.json").write_text(json.dumps(CONFIG))
+        complete(model)
         self.target = f"127.0.0.1:{free_port()}"
         self.process = subprocess.Popen(
             [

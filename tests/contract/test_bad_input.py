@@ -9,7 +9,6 @@ from weir.server.app import App
 
 from tests.contract.decode import refusal
 from tests.contract.fake_engine import FakeEngine
-from tests.contract.fake_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.usefixtures("app")
 

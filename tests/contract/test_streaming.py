@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc
 import pytest
 from weir.client import AsyncClient, Choice, Delta, TokenLogprob
-from weir.server.app import App
 from weir.v1 import inference_pb2 as pb
 from weir.v1 import inference_pb2_grpc
 

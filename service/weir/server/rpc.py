@@ -9,13 +9,16 @@ from typing import Any
 
 import grpc
 
+from weir.engine.errors import RequestError
 from weir.server.errors import status_of
 from weir.server.load_report import LoadReporter
 from weir.server.messages import MessageParser
-from weir.server.metadata import REQUEST_ID_KEY
+from weir.server.metadata import REQUEST_ID_KEY, text_metadata
+from weir.server.observer import Observer
 
 # Probes and watches are no load.
 _INFERENCE_PREFIX = "/weir.v1.InferenceService/"
+_OBSERVED = (f"{_INFERENCE_PREFIX}Generate", f"{_INFERENCE_PREFIX}Complete")
 
 _log = logging.getLogger(__name__)
 
@@ -23,9 +26,10 @@ _log = logging.getLogger(__name__)
 class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handler of every method, once. Servicers raise; only this file aborts."""
 
-    def __init__(self, load: LoadReporter, parser: MessageParser) -> None:
+    def __init__(self, load: LoadReporter, parser: MessageParser, observer: Observer) -> None:
         self._load = load
         self._parser = parser
+        self._observer = observer
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
 
     async def intercept_service(
@@ -58,7 +62,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 self._load.count_request()
             try:
                 if not is_stream:
-                    request = await self._parser.parse(name, deserialize, request)
+                    request = await self._parsed(name, deserialize, request, context)
                 response = await run(method, request, context)
             except grpc.aio.AbortError:
                 raise
@@ -74,6 +78,18 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             request_deserializer=deserialize if is_stream else None,
             response_serializer=handler.response_serializer,
         )
+
+    async def _parsed(
+        self, name: str, deserialize: Callable[[bytes], Any], data: bytes, context: grpc.aio.ServicerContext
+    ) -> Any:
+        try:
+            return await self._parser.parse(name, deserialize, data)
+        except RequestError as error:
+            if name in _OBSERVED:
+                # It never reaches the servicer, which observes the calls that do.
+                call = self._observer.request_started(name.removeprefix("/"), text_metadata(context))
+                call.finished(status_of(error).code.name, error)
+            raise
 
     async def _abort(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
         status = status_of(error)

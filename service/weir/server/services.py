@@ -53,6 +53,7 @@ class Services:
     ) -> None:
         self._settings = settings
         self._limits = limits
+        self._observer = observer
         self._load = LoadReporter(engine, lifecycle)
         self._inference = InferenceService(engine, prompts, lifecycle, live, observer)
         self._budget = BudgetService(engine, lifecycle)
@@ -86,5 +87,5 @@ class Services:
         return server
 
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
-        interceptors = [*first, RpcInterceptor(self._load, MessageParser(self._limits))]
+        interceptors = [*first, RpcInterceptor(self._load, MessageParser(self._limits), self._observer)]
         return grpc.aio.server(interceptors=interceptors, options=server_options(self._settings.server))

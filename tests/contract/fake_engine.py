@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from weir.engine.errors import EngineFailedError, InvalidRequestError, RequestError, UnavailableError, Violation
 from weir.engine.queue_gate import QueueGate, Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
 from weir.engine.request import (
     Admitted,
     ChoiceFinish,
@@ -127,7 +127,8 @@ class FakeEngine:
         self.on_step: list[Callable[[StepRecord], None]] = []
         self.budget = IDLE
         self.heartbeat = FakeProgress()
-        self.gate = QueueGate(100, 10_000, Tenants(), lambda: self.budget)
+        self.gate = QueueGate(100, 10_000, Tenants(), lambda: self.budget, lambda: self.outlook, info.max_running)
+        self.outlook = QueueOutlook()
         self.streams: set[FakeStream] = set()
         self.submitted: list[GenerateRequest] = []
         self.reserve_error: RequestError | None = None

@@ -20,19 +20,29 @@ class Demands:
 
     def of_running(self, running: Iterable[Request]) -> list[Demand]:
         """One demand a live choice; blocks with several holders are charged to the longest-lived one."""
+        return [demand for _, demand in self.of_choices(running)]
+
+    def of_choices(self, running: Iterable[Request]) -> list[tuple[Choice, Demand]]:
+        """The same, each with its choice."""
         demands = self._with_choices(running)
         parked = [(choice.request, demand.steps) for choice, demand in demands if choice.parked]
         if not self._pool.shared and not parked:
-            return [demand for _, demand in demands]
+            return demands
         for index, (choice, demand) in enumerate(demands):
             # A leader is charged for the prompt blocks of its parked siblings, so it counts as living as long.
             outlive = [steps for request, steps in parked if request is choice.request and not choice.parked]
             demands[index] = choice, replace(demand, steps=max([demand.steps, *outlive]))
         return self._charge_once(demands)
 
-    def of_candidate(self, request: Request, hit_tokens: int, running: Iterable[Request]) -> list[Demand]:
-        """The demands of all its choices, were it to start now behind `hit_tokens` cached tokens."""
-        ahead = sum(self._prefill_tokens(choice) for other in running for choice in other.live)
+    def prefill_ahead(self, running: Iterable[Request]) -> int:
+        """Prefill tokens that running choices still have before them: a candidate's are computed after those."""
+        return sum(self._prefill_tokens(choice) for request in running for choice in request.live)
+
+    def of_candidate(self, request: Request, hit_tokens: int, ahead: int) -> list[Demand]:
+        """The demands of all its choices, were it to start now behind `hit_tokens` cached tokens.
+
+        ahead: prefill tokens that are computed before its own.
+        """
         shared = shareable_blocks(len(request.spec.prompt_token_ids), self._pool.block_size)
         demands = []
         for position, choice in enumerate(request.live):
@@ -83,7 +93,7 @@ class Demands:
             return choice.pending - shareable_blocks(prompt, self._pool.block_size) * self._pool.block_size
         return choice.pending if choice.pending > 1 else 0
 
-    def _charge_once(self, demands: list[tuple[Choice, Demand]]) -> list[Demand]:
+    def _charge_once(self, demands: list[tuple[Choice, Demand]]) -> list[tuple[Choice, Demand]]:
         charged: set[int] = set()
         result = []
         for choice, demand in sorted(demands, key=lambda pair: -pair[1].steps):
@@ -92,7 +102,7 @@ class Demands:
             charged |= held
             if choice.parked:
                 uncharged = shareable_blocks(len(choice.request.spec.prompt_token_ids), self._pool.block_size)
-            result.append(replace(demand, uncharged=uncharged))
+            result.append((choice, replace(demand, uncharged=uncharged)))
         return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
 from weir.engine.request import Event, GenerateRequest
 from weir.engine.validation import RequestLimits
 
@@ -44,11 +44,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """From the engine: a step, or what happened between steps (record is None)."""
+    """From the engine: a step, or what happened between steps (record is None). outlook: None while it is the last."""
 
     record: StepRecord | None
     budget: BudgetSnapshot
     events: list[Event]
+    outlook: QueueOutlook | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import multiprocessing
 import pickle
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from weir.engine.heartbeat import Heartbeat, Progress
 from weir.engine.messages import Cancel, Fatal, Flush, Flushed, FromEngine, Output, Ready, Stop, Submit, ToEngine
 from weir.engine.openmp import sleep_between_steps
 from weir.engine.queue_gate import QueueGate, Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
 from weir.engine.request import Admitted, Done, Event, Failed, GenerateRequest
 from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits, validate
@@ -78,11 +79,19 @@ class EngineClient:
         )
         self._tenants = tenants_of(settings.engine)
         engine = settings.engine
-        self._gate = QueueGate(engine.max_queue_requests, engine.max_queue_tokens, self._tenants, lambda: self._budget)
+        self._gate = QueueGate(
+            engine.max_queue_requests,
+            engine.max_queue_tokens,
+            self._tenants,
+            lambda: self._budget,
+            lambda: self._outlook,
+            engine.max_running,
+        )
         self._to_send: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._flushes: list[asyncio.Future[int]] = []
         self._budget = _NO_BUDGET
+        self._outlook = QueueOutlook()
         self._info: EngineInfo | None = None
         self._limits: RequestLimits | None = None
         self._detail = ""
@@ -133,7 +142,9 @@ class EngineClient:
 
     def snapshot(self) -> BudgetSnapshot:
         """The budget after the last step, and the queue now, requests still being tokenised included."""
-        return replace(self._budget, queued=self._gate.requests, queued_tokens=self._gate.tokens)
+        wait_s = self._outlook.wait_s(time.monotonic())
+        queued, tokens = self._gate.requests, self._gate.tokens
+        return replace(self._budget, queued=queued, queued_tokens=tokens, estimated_wait_s=wait_s)
 
     def progress(self) -> Progress:
         """The heartbeat."""
@@ -182,8 +193,9 @@ class EngineClient:
 
     def _take(self, message: FromEngine) -> None:
         match message:
-            case Output(record, budget, events):
+            case Output(record, budget, events, outlook):
                 self._budget = budget
+                self._outlook = outlook or self._outlook
                 for event in events:
                     self._dispatch(event)
                 if record is not None:

@@ -29,7 +29,7 @@ class Scheduler:
         self.waiting = waiting
         self.running = RunningSet(pool, tenants)
         self._hasher = hasher
-        self._admission = Admission(limits, pool, hasher, waiting, self.running)
+        self.admission = Admission(limits, pool, hasher, waiting, self.running)
         self._deadlines: list[tuple[float, int, Request]] = []
         self._submitted = 0
         self._peak: int | None = 0
@@ -78,7 +78,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         """Admit what fits, then choose the tokens of the next step. A step with nothing to do is legal."""
-        round_ = self._admission.admit(now)
+        round_ = self.admission.admit(now)
         chunks, num_single = self._fit(now, round_.preempted)
         for chunk in chunks:
             self._advance(chunk)
@@ -117,7 +117,7 @@ class Scheduler:
     def reserved_peak(self) -> int:
         """Blocks that the running choices can hold at once; at most the pool under `guaranteed`."""
         if self._peak is None:
-            self._peak = self._admission.reserved_peak()
+            self._peak = self.admission.reserved_peak()
         return self._peak
 
     def _fit(self, now: float, preempted: list[Request]) -> tuple[list[Chunk], int]:
@@ -137,7 +137,7 @@ class Scheduler:
                 if chunks:
                     return chunks, num_single
                 victim = latest
-            self._admission.preempt(victim, now)
+            self.admission.preempt(victim, now)
             preempted.append(victim)
 
     def _select(self) -> tuple[list[Chunk], int]:

@@ -14,7 +14,8 @@ from weir.config import ConfigError, Settings
 from weir.engine.errors import RequestError
 from weir.engine.heartbeat import Heartbeat
 from weir.engine.messages import Cancel, Fatal, Flush, Flushed, Output, Ready, Stop, Submit, ToEngine
-from weir.engine.request import Failed
+from weir.engine.records import QueueOutlook, StepRecord
+from weir.engine.request import Event, Failed
 from weir.models.errors import ModelError
 
 if TYPE_CHECKING:
@@ -51,16 +52,35 @@ def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heart
         raise
 
 
+class _Reports:
+    """What happened, sent to the server; the outlook only when it is a new one."""
+
+    def __init__(self, core: EngineCore, outbox: Connection) -> None:
+        self._core = core
+        self._outbox = outbox
+        self._told: QueueOutlook | None = None
+
+    def send(self, record: StepRecord | None, events: list[Event]) -> None:
+        outlook = self._core.outlook()
+        new = None if outlook is self._told else outlook
+        self._told = outlook
+        self._outbox.send(Output(record, self._core.snapshot(), events, new))
+
+
 def _serve(core: EngineCore, messages: queue.SimpleQueue[ToEngine], outbox: Connection, heartbeat: Heartbeat) -> None:
+    reports = _Reports(core, outbox)
     while True:
         while (message := _next(messages, core)) is not None:
             if isinstance(message, Stop):
                 return
-            _handle(core, message, outbox)
+            if isinstance(message, Flush):
+                outbox.send(Flushed(core.flush_prefix_cache()))
+            else:
+                _handle(core, message, reports)
         if core.has_work:
             heartbeat.beat()
             output = core.step()
-            outbox.send(Output(output.record, core.snapshot(), output.events))
+            reports.send(output.record, output.events)
             if output.idle:
                 time.sleep(_EMPTY_STEP_S)
         if not core.has_work:
@@ -75,18 +95,16 @@ def _next(messages: queue.SimpleQueue[ToEngine], core: EngineCore) -> ToEngine |
         return None
 
 
-def _handle(core: EngineCore, message: ToEngine, outbox: Connection) -> None:
+def _handle(core: EngineCore, message: Submit | Cancel, reports: _Reports) -> None:
     match message:
         case Submit(request):
             try:
                 core.submit(request)
             except RequestError as error:
-                outbox.send(Output(None, core.snapshot(), [Failed(request.request_id, error)]))
+                reports.send(None, [Failed(request.request_id, error)])
         case Cancel(request_id):
             core.cancel(request_id)
-            outbox.send(Output(None, core.snapshot(), core.take_events()))
-        case Flush():
-            outbox.send(Flushed(core.flush_prefix_cache()))
+            reports.send(None, core.take_events())
 
 
 def _read_into(inbox: Connection, messages: queue.SimpleQueue[ToEngine]) -> None:

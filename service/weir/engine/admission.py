@@ -103,9 +103,8 @@ class Admission:
         running = [other for other in self._running if other not in without]
         if sum(len(other.live) for other in [*running, request]) > self._limits.max_running:
             return False
-        ahead = self.demands.prefill_ahead(running)
-        candidate = self.demands.of_candidate(request, len(hits) * self._pool.block_size, ahead)
-        return policy.fits(candidate, self.demands.shared_prefixes(hits, running))
+        candidate = self.demands.of_candidate(request, len(hits) * self._pool.block_size, self.demands.backlog(running))
+        return policy.fits(candidate.demands, self.demands.shared_prefixes(hits, running), candidate.delay)
 
     def cached_prefix(self, request: Request) -> list[int]:
         """Blocks of the leading choice's tokens whose content is known; one token is always left to compute.

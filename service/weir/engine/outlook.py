@@ -15,9 +15,8 @@ from weir.engine.step_cost import StepCost
 _LEAST_AGE_S = 0.2
 # Looking ahead may take this part of the engine's time.
 _SHARE = 0.02
-# A replay cannot tell which of two requests slips into a gap first; of random queues, one in a thousand was served
-# before this part of the least wait was over.
-_SURE = 2 / 3
+# A replay cannot tell exactly how prompts share the steps, and so who slips into a gap first.
+_SURE = 0.8
 
 
 class Outlook:

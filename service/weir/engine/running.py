@@ -34,11 +34,15 @@ class RunningSet:
         """Blocks this request holds when all its choices reach max_tokens."""
         return blocks_needed(len(spec.prompt_token_ids), spec.params.max_tokens, spec.n, self._pool.block_size)
 
+    def is_shared_out(self, spec: GenerateRequest) -> bool:
+        """Whether its tenant may hold a part of the pool only."""
+        return self._tenants.get(spec.tenant).kv_share < 1.0
+
     def tenant_allows(self, spec: GenerateRequest, beside: Iterable[GenerateRequest] | None = None) -> bool:
         """Whether the tenant's share of the pool has room for this request's maximum, beside others or what runs."""
-        tenant = self._tenants.get(spec.tenant)
-        if tenant.kv_share >= 1.0:
+        if not self.is_shared_out(spec):
             return True
+        tenant = self._tenants.get(spec.tenant)
         if beside is None:
             held = self._tenant_blocks.get(tenant.name, 0)
         else:

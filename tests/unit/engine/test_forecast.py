@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from weir.engine import forecast
 from weir.engine.ends import ExpectedEnds, earliest
 from weir.engine.forecast import least_wait_s, starts
 from weir.engine.outlook import _SURE as SURE
@@ -79,7 +80,7 @@ def random_run(dice: random.Random, admission: str, early: bool = False) -> Simu
         make_scheduler(
             40,
             4,
-            max_batch_tokens=dice.choice([24, 32, 128]),
+            max_batch_tokens=dice.choice([32, 128]),
             admission=admission,
             bypass_age_s=30.0,
             tenants=(Tenant("half", kv_share=0.5),),
@@ -95,22 +96,23 @@ def random_run(dice: random.Random, admission: str, early: bool = False) -> Simu
 
 
 @pytest.mark.parametrize("admission", ["guaranteed", "reserve"])
-def test_random_queues_start_when_it_was_foretold(admission: str) -> None:
-    """With every end known and nobody else arriving, 19 of 20 starts are right to a tenth of the wait, or two steps."""
+def test_random_queues_start_when_it_was_foretold(admission: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every end known and nobody else arriving, 19 of 20 starts are right to a step."""
+    monkeypatch.setattr(forecast, "_MOST_LOOKS", 10_000)
     right = wrong = 0
-    for seed in range(30):
+    for seed in range(15):
         run = random_run(random.Random(seed), admission)
         waiting = {request.request_id for request in run.scheduler.waiting}
-        now, told = run.now, foretold(run.scheduler, run.now)
+        told = foretold(run.scheduler, run.now)
         run.run()
         assert set(told) == waiting
         for name, at in told.items():
             true = run.admitted_at[name]
-            if abs(at - true) <= max(2.0, 0.1 * (true - now)):
+            if abs(at - true) <= 1.0:
                 right += 1
             else:
                 wrong += 1
-    assert right > 80
+    assert right > 40
     assert wrong <= right / 19
 
 
@@ -118,7 +120,7 @@ def test_random_queues_start_when_it_was_foretold(admission: str) -> None:
 @pytest.mark.parametrize("admission", ["guaranteed", "reserve"])
 def test_no_newcomer_is_served_in_less_than_its_sure_wait(admission: str, early: bool) -> None:
     waited = 0
-    for seed in range(50):
+    for seed in range(25):
         dice = random.Random(seed)
         run = random_run(dice, admission, early)
         newcomer, now = random_request(dice, "new"), run.now
@@ -129,7 +131,7 @@ def test_no_newcomer_is_served_in_less_than_its_sure_wait(admission: str, early:
         run.run()
         assert sure <= run.admitted_at["new"] - now
         waited += sure > 0
-    assert waited >= 8
+    assert waited >= 4
 
 
 def test_a_deadline_that_passes_while_others_wait_frees_its_place() -> None:
@@ -156,6 +158,19 @@ def test_an_urgent_newcomer_does_not_wait_for_the_queue_behind_it() -> None:
     told = foretold(run.scheduler, run.now, spec("gold", 40, 20, priority=0))
     assert told["gold"] == min(told.values())
     assert foretold(run.scheduler, run.now, spec("last", 40, 20))["last"] == max(told.values())
+
+
+def test_a_flood_of_one_tenant_is_not_held_against_the_deadline_of_another() -> None:
+    run = Simulation(make_scheduler(400, 4, max_running=2, tenants=(Tenant("gold", weight=100.0), Tenant("batch"))))
+    for number in range(30):
+        run.submit(spec(f"batch{number}", 40, 20, tenant="batch"))
+    run.step()
+    gold = Request(spec("gold", 2, 20, tenant="gold", deadline=run.now + 30.0))
+    batch = Request(spec("batch", 2, 20, tenant="batch", deadline=run.now + 30.0))
+    cost = one_second_a_step()
+    # Two run to step 21 or so; gold is the next, and batch has 28 before it.
+    assert least_wait_s(run.scheduler, cost, run.now, gold, to_the_end) < 25.0
+    assert least_wait_s(run.scheduler, cost, run.now, batch, to_the_end) > 30.0
 
 
 def test_what_may_stop_is_expected_to_stop_as_others_did_and_may_at_once() -> None:

@@ -131,7 +131,7 @@ def _leaves(folded: Tree, at: Path = ()) -> dict[Path, Any]:
         path = (*at, name)
         if path in UNOWNED:
             continue
-        found |= _leaves(value, path) if isinstance(value, dict) and value else {path: value}
+        found |= _leaves(value, path) if isinstance(value, dict) else {path: value}
     return found
 
 

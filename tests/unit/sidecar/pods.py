@@ -17,6 +17,7 @@ RESET = {"": (("status",),), "status": (("spec",), ("metadata", "deletionTimesta
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 _NAME = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_STATUSES = ("True", "False", "Unknown")
 _REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired",
             415: "UnsupportedMediaType", 422: "Invalid", 429: "TooManyRequests"}  # fmt: skip
 
@@ -168,11 +169,7 @@ def _validate(before: Tree, after: Tree) -> None:
     if not re.fullmatch(r"0|-?[1-9]\d*", cost) or not -(2**31) <= int(cost) < 2**31:
         raise RefusedError(422, f"metadata.annotations[{DELETION_COST}]: must be a 32bit integer: {cost}")
     for condition in after["status"].get("conditions") or []:
-        if not _NAME.fullmatch(condition.get("type", "")) or condition.get("status") not in (
-            "True",
-            "False",
-            "Unknown",
-        ):
+        if not _NAME.fullmatch(condition.get("type", "")) or condition.get("status") not in _STATUSES:
             raise RefusedError(422, f"status.conditions: {condition} is no condition")
     if _but_images(before["spec"]) != _but_images(after["spec"]):
         raise RefusedError(422, "spec: Forbidden: pod updates may not change fields other than images")

@@ -40,11 +40,9 @@ def rules_of(role: dict[str, Any]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def chart_rules(example: str) -> tuple[Rule, ...]:
-    """The rules of the sidecar's Role in a golden render of the chart."""
-    text = (EXAMPLES / example / "rendered.yaml").read_text()
-    (role,) = [o for o in yaml.safe_load_all(text) if o and o["kind"] == "Role"]
-    return rules_of(role)
+def rendered(example: str) -> list[dict[str, Any]]:
+    """The objects of a golden render of the chart."""
+    return [o for o in yaml.safe_load_all((EXAMPLES / example / "rendered.yaml").read_text()) if o]
 
 
 def allowed(rules: Sequence[Rule], verb: str, resource: str, name: str) -> bool:

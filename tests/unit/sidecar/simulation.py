@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from weir.sidecar.app import DELETION_COST, Sidecar
 from weir.sidecar.connection import Answer, Request
+from weir.sidecar.engine_link import EngineLink, EngineView
+from weir.sidecar.metrics import SidecarMetrics
+from weir.sidecar.settings import PodIdentity, SidecarSettings
 
-from tests.unit.sidecar.api_server import ApiServer, HangError
+from tests.unit.sidecar.api_server import IDENTITY, ApiServer, HangError
 
 CONNECT_TIMEOUT_S = 3.0
 
@@ -200,3 +206,64 @@ class InProcessConnection:
 
     def reset(self) -> None:
         """There is nothing to reset."""
+
+
+class Link(EngineLink):
+    """An engine with so much to do as a test says."""
+
+    def __init__(self, in_flight: Callable[[], int]) -> None:
+        self._in_flight = in_flight
+
+    def look(self) -> EngineView:
+        return EngineView(self._in_flight(), 0, 1000, 0, 0.0)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class World:
+    """One API server, the network before it, and sidecars with threads of their own."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.server = ApiServer(clock)
+        self.network = Network()
+        self.metrics = SidecarMetrics()
+
+    def start(
+        self,
+        number: int = 0,
+        in_flight: Callable[[], int] = lambda: 0,
+        metrics: SidecarMetrics | None = None,
+        **settings: object,
+    ) -> Sidecar:
+        identity = PodIdentity(f"weir-{number}", IDENTITY.namespace, f"uid-{number}")
+        if number:
+            self.server.add(identity)
+        sidecar = Sidecar(
+            SidecarSettings.model_validate(settings),
+            identity,
+            Link(in_flight),
+            InProcessConnection(self.server, self.network),
+            metrics or self.metrics,
+            Path("/nonexistent/termination-log"),
+            self.clock,
+            random.Random(number).random,
+        )
+        self.clock.start(identity.name, sidecar.run)
+        return sidecar
+
+    def costs(self) -> list[str | None]:
+        """The annotation of each pod."""
+        pods = self.server.pods.values()
+        return [pod.tree["metadata"].get("annotations", {}).get(DELETION_COST) for pod in pods]
+
+    def busiest_second(self) -> int:
+        """Most requests that arrived within any second."""
+        moments = sorted(self.network.attempts)
+        most = first = 0
+        for last, moment in enumerate(moments):
+            while moments[first] <= moment - 1.0:
+                first += 1
+            most = max(most, last - first + 1)
+        return most

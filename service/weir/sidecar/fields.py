@@ -37,6 +37,7 @@ class ManagedField:
         self._known: str | None = None
         self._seen_since_begin = False
         self._slot_at = NEVER
+        self._in_hurry = False
 
     def want(self, value: str, now: float) -> bool:
         """Decide the value. Whether that is a reason to write where there was none."""
@@ -88,9 +89,10 @@ class ManagedField:
             return self._backoff.failed(now, at_least_s)
 
     def hurry(self) -> None:
-        """The next write is the last: it waits for nothing."""
+        """What is to be written from now on waits for nothing."""
         with self._lock:
             self._backoff.succeeded()
+            self._in_hurry = True
             if self._slot_at < NEVER:
                 self._slot_at = -NEVER
 
@@ -104,6 +106,8 @@ class ManagedField:
         return True
 
     def _next_slot(self, now: float) -> float:
+        if self._in_hurry:
+            return -NEVER
         if now <= self._first_at:
             return self._first_at
         if self._interval_s == 0:

@@ -134,6 +134,19 @@ def test_the_last_write_waits_for_nothing() -> None:
     assert field.due(0.0) == "open"
 
 
+def test_a_last_value_that_is_decided_while_another_is_being_written_is_written_after_it() -> None:
+    field = make()
+    field.want("open", 0.0)
+    field.wrote("open", 0.0)
+    field.want("closed", 1.0)
+    field.begin()
+    field.want("open", 60.0)
+    field.hurry()
+    assert field.due(60.0) is None
+    field.wrote("closed", 60.1)
+    assert field.due(60.1) == "open"
+
+
 def test_hurry_makes_nothing_due_that_is_not() -> None:
     field = make()
     field.want("open", 0.0)

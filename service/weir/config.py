@@ -150,10 +150,10 @@ class EngineSettings(_Section):
 class ServerSettings(_Section):
     """Ports, limits and the end of life."""
 
-    host: str = Field("0.0.0.0", description="address of the gRPC port")
+    host: str = Field("::", description="address of the gRPC port; :: is every one, of IPv4 too")
     port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     admin_address: str = Field("127.0.0.1:50052", description="loopback HOST:PORT or unix:/path of the admin service")
-    metrics_host: str = Field("0.0.0.0", description="address of the metrics port")
+    metrics_host: str = Field("::", description="address of the metrics port; :: is every one, of IPv4 too")
     metrics_port: int = Field(9090, ge=0, le=65535, description="Prometheus HTTP port; 0 picks a free one")
     drain_timeout_s: Seconds = Field(30.0, description="how long running requests may go on after SIGTERM")
     max_message_bytes: Bytes = Field(4 * 2**20, description="largest gRPC message, both directions")

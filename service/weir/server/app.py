@@ -62,7 +62,7 @@ class App:
         server = self._settings.server
         await self._observer.start()
         self._engine.on_step.append(self._observer.step)
-        host = f"[{server.host}]" if ":" in server.host else server.host
+        host = f"[{server.host.strip('[]')}]" if ":" in server.host else server.host
         address, admin = f"{host}:{server.port}", check_address(server.admin_address)
         self.port = _listen(lambda: bind(self._server, address, server), address)
         admin_port = _listen(lambda: self._admin.add_insecure_port(admin), admin)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from weir.listening import listening_socket
+
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_CONNECTIONS = 64
 IDLE_TIMEOUT_S = 120.0
@@ -25,7 +27,8 @@ class MetricsServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port, which is a free one for `port` 0. Raises OSError when it is taken."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_REQUEST_BYTES)
+        listener = listening_socket(host, port)
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=MAX_REQUEST_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:

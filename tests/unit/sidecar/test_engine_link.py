@@ -40,7 +40,6 @@ async def test_the_budget_is_seen_through_the_admin_socket(app: App, link: Engin
     view = await asyncio.to_thread(link.look)
     assert view is not None
     assert view.kv_total_tokens > 0
-    assert 0 <= view.used_share <= 1
     assert 0 <= view.cached_share <= 1
 
 

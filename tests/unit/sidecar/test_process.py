@@ -59,10 +59,10 @@ def test_without_the_downward_api_it_says_what_is_missing() -> None:
 def test_flags_are_stronger_than_the_environment() -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    args = parser.parse_args(["--kv-level-interval", "2m", "--no-deletion-cost"])
-    env = {"WEIR_SIDECAR_KV_LEVEL_INTERVAL": "5", "WEIR_SIDECAR_LOG_LEVEL": "debug"}
+    args = parser.parse_args(["--deletion-cost-interval", "2m", "--readiness-gate"])
+    env = {"WEIR_SIDECAR_DELETION_COST_INTERVAL": "5", "WEIR_SIDECAR_LOG_LEVEL": "debug"}
     settings = load(args, env)
-    assert settings == SidecarSettings(kv_level_interval_s=120.0, deletion_cost=False, log_level="debug")
+    assert settings == SidecarSettings(deletion_cost_interval_s=120.0, readiness_gate=True, log_level="debug")
 
 
 def test_wrong_settings_are_all_named() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from weir.config import ServerSettings
 from weir.telemetry.metrics_server import MAX_CONNECTIONS, MetricsServer
 
 
@@ -39,6 +40,17 @@ async def test_a_scrape_without_accept_gets_the_text_format(port: int) -> None:
     [(status, headers, body)] = await exchange(port, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (status, body) == (200, b"accept=\n")
     assert headers["Content-Type"] == "text/plain; version=0.0.4"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_the_default_host_answers_on_both_families(address: str) -> None:
+    server = MetricsServer(render)
+    port = await server.start(ServerSettings().metrics_host, 0)
+    reader, writer = await asyncio.open_connection(address, port)
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert (await reader.read()).endswith(b"accept=\n")
+    writer.close()
+    await server.stop()
 
 
 async def test_a_connection_serves_many_scrapes(port: int) -> None:

@@ -3,15 +3,18 @@
 from weir.client.aio import AsyncClient, AsyncTokenStream
 from weir.client.errors import (
     BudgetExhaustedError,
+    ClientStateError,
     DeadlineError,
     EngineFailedError,
     InvalidRequestError,
     MessageTooLargeError,
     RequestCancelledError,
     ServerError,
+    UnauthenticatedError,
     UnavailableError,
     Violation,
     WeirError,
+    WrongTypeError,
 )
 from weir.client.requests import Message, Options
 from weir.client.sync import Client, TokenStream
@@ -24,6 +27,7 @@ __all__ = [
     "BudgetExhaustedError",
     "Choice",
     "Client",
+    "ClientStateError",
     "Completion",
     "DeadlineError",
     "Delta",
@@ -38,8 +42,10 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "TokenStream",
+    "UnauthenticatedError",
     "UnavailableError",
     "Usage",
     "Violation",
     "WeirError",
+    "WrongTypeError",
 ]

@@ -4,6 +4,7 @@ from weir.client.aio import AsyncClient, AsyncTokenStream
 from weir.client.errors import (
     BudgetExhaustedError,
     ClientStateError,
+    ConnectionLostError,
     DeadlineError,
     EngineFailedError,
     InvalidRequestError,
@@ -29,6 +30,7 @@ __all__ = [
     "Client",
     "ClientStateError",
     "Completion",
+    "ConnectionLostError",
     "DeadlineError",
     "Delta",
     "EngineFailedError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, Unpack
 
@@ -127,8 +127,8 @@ class _Loop(AsyncIterator[Delta]):
     def __init__(self, stream: AsyncTokenStream) -> None:
         self._stream = stream
 
-    async def __anext__(self) -> Delta:
-        return await anext(self._stream)
+    def __anext__(self) -> Coroutine[Any, Any, Delta]:
+        return self._stream.__anext__()
 
     def __del__(self) -> None:
         self._stream.leave()

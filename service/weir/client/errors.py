@@ -141,6 +141,10 @@ class UnavailableError(WeirError):
     """No server took the call: `reason` is MODEL_LOADING or DRAINING, or None when none could be reached."""
 
 
+class ConnectionLostError(UnavailableError):
+    """The connection ended before the answer was complete; what came of it is right."""
+
+
 class EngineFailedError(UnavailableError):
     """The engine died under the request; the server restarts."""
 

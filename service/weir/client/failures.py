@@ -13,6 +13,7 @@ from google.rpc.status_pb2 import Status
 
 from weir.client.errors import (
     BudgetExhaustedError,
+    ConnectionLostError,
     DeadlineError,
     EngineFailedError,
     Failure,
@@ -60,7 +61,7 @@ def from_call(call: FailedCall, sent: Sent | None = None, *, answered: bool = Fa
             return EngineFailedError(failure)
         case "UNAVAILABLE" if failure.reason is None and answered:
             message = f"the connection was lost before the answer was complete: {failure.message}"
-            return UnavailableError(replace(failure, message=message))
+            return ConnectionLostError(replace(failure, message=message))
         case "UNAVAILABLE":
             return UnavailableError(failure)
         case "DEADLINE_EXCEEDED":

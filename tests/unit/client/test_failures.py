@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2
 from google.rpc.status_pb2 import Status
 from weir.client import (
     BudgetExhaustedError,
+    ConnectionLostError,
     DeadlineError,
     MessageTooLargeError,
     RequestCancelledError,
@@ -86,6 +87,7 @@ def test_a_connection_lost_in_the_middle_is_no_server_that_was_never_there() -> 
     failed = Ended(grpc.StatusCode.UNAVAILABLE, "Socket closed")
     assert from_call(failed).message == "Socket closed"
     lost = from_call(failed, answered=True)
+    assert isinstance(lost, ConnectionLostError)
     assert isinstance(lost, UnavailableError)
     assert lost.message == "the connection was lost before the answer was complete: Socket closed"
 

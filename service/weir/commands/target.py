@@ -45,14 +45,18 @@ class UsageError(Exception):
     """A flag, a file or an input is wrong; the message says which and how."""
 
 
-def add_target_arguments(parser: argparse.ArgumentParser, default: str | None = DEFAULT_TARGET) -> None:
-    """Add the flags that say which server, how to reach it, and who calls."""
+def add_target_arguments(parser: argparse.ArgumentParser, otherwise: str | None = None) -> None:
+    """Add the flags that say which server, how to reach it, and who calls.
+
+    otherwise: what a command does without a target; such a command looks at the environment itself.
+    """
     group = parser.add_argument_group("server")
     group.add_argument(
         "--target",
-        default=os.environ.get(TARGET_VARIABLE) or default,
+        default=None if otherwise else os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET,
         metavar="HOST:PORT",
-        help=f"port 50051 when left out, unix:PATH for a socket (default: {TARGET_VARIABLE}, else {default})",
+        help="port 50051 when left out, unix:PATH for a socket "
+        f"(default: {TARGET_VARIABLE}, else {otherwise or DEFAULT_TARGET})",
     )
     group.add_argument(
         "--connect-timeout",

@@ -9,8 +9,9 @@ import time
 import urllib.request
 from collections.abc import Mapping
 
-from weir.client import UnavailableError
-from weir.commands.target import add_target_arguments, connect, reporting_errors
+from weir.client import DeadlineError, UnavailableError
+from weir.client.target import Target
+from weir.commands.target import add_target_arguments, connect, explain, reporting_errors
 from weir.exit_codes import OK
 from weir.telemetry.top import Key, TopView, pace, parse_samples
 
@@ -33,12 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw until interrupted or the server stops."""
-    return reporting_errors("top", lambda: _watch(args))
+    return reporting_errors("top", lambda: _watch(args), args.target)
 
 
 def _watch(args: argparse.Namespace) -> int:
-    host = args.target.rpartition(":")[0] or args.target
-    metrics_url = args.metrics or f"http://{host}:{DEFAULT_METRICS_PORT}/metrics"
+    metrics_url = args.metrics or default_metrics_url(args.target)
     screen = _Screen(live=sys.stdout.isatty() and not args.once)
     view = TopView(args.target)
     with connect(args) as client, screen:
@@ -52,14 +52,21 @@ def _watch(args: argparse.Namespace) -> int:
             try:
                 budget = client.budget(timeout_s=CALL_TIMEOUT_S)
                 screen.show(view.draw(budget, now, screen.width, color=screen.live))
-            except UnavailableError as error:
-                # Loading or restarting: a live view waits for it.
+            except (UnavailableError, DeadlineError) as error:
+                # Loading, restarting or stuck: a live view waits for it.
                 if not screen.live:
                     raise
-                screen.show(f"weir top  {args.target}: {error.message}")
+                screen.show(f"weir top  {args.target}: {explain(error, args.target)}")
             if args.once:
                 return OK
             before, before_at = after, after_at
+
+
+def default_metrics_url(target: str) -> str:
+    """Where the server of a target has its metrics unless it was told otherwise. Raises InvalidRequestError."""
+    # A socket, and a name that stands for many servers, have no host; a metrics port may still be on this machine.
+    host = Target.parse(target).host or "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_METRICS_PORT}/metrics"
 
 
 def _scrape(url: str) -> Mapping[Key, float] | None:

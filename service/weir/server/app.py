@@ -24,7 +24,8 @@ from weir.server.services import Services
 
 # For statuses to reach their clients once nothing runs any more.
 FLUSH_S = 0.5
-ENGINE_STOP_S = 5.0
+# For a step that runs to its end; the engine has nothing to save.
+ENGINE_STOP_S = 1.0
 
 # Failures whose message says everything.
 _EXPECTED = (EngineFailedError, ModelError, ConfigError, OSError)
@@ -120,8 +121,8 @@ class App:
                 task.cancel()
         # Open watches would hold `stop` for all of its grace; this ends them.
         self.lifecycle.stop()
-        await asyncio.gather(*(server.stop(FLUSH_S) for server in (self._server, self._admin, self._probes)))
-        await self._engine.stop(ENGINE_STOP_S)
+        servers = (self._server, self._admin, self._probes)
+        await asyncio.gather(*(server.stop(FLUSH_S) for server in servers), self._engine.stop(ENGINE_STOP_S))
         await self._observer.stop()
         if self._prompts is not None:
             self._prompts.close()

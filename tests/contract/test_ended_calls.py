@@ -175,3 +175,14 @@ async def test_a_watch_whose_client_goes_is_no_error(engine: FakeEngine) -> None
                 watch = stub.WatchBudget(budget_pb2.WatchBudgetRequest(min_interval_s=0.001))
                 await watch.read()
                 engine.set_budget(step=_ + 1)
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_unary_call_that_ends_under_its_answer_is_no_error(engine: FakeEngine) -> None:
+    async with observed_app(engine) as server, RawClient(server.app.port, window=0) as client:
+        streams = [client.call("/weir.v1.InferenceService/Complete", request().SerializeToString()) for _ in range(20)]
+        await eventually(lambda: server.statuses() == {"OK": 20})
+        for stream in streams[:10]:
+            client.cancel(stream)
+        await asyncio.sleep(0.1)
+    await eventually(lambda: server.app.backlogs.bytes == 0)

@@ -17,6 +17,7 @@ from h2.events import (
     StreamReset,
     TrailersReceived,
 )
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 Header = tuple[str, str]
@@ -92,14 +93,16 @@ class RawClient:
         self._writer.write(self._connection.data_to_send())
 
     async def _read(self) -> None:
+        # A frame at a time: h2 gives no events at all for data of which a later frame is not allowed, as after GOAWAY.
         try:
-            while data := await self._reader.read(65536):
-                for event in self._connection.receive_data(data):
+            while True:
+                head = await self._reader.readexactly(9)
+                frame = head + await self._reader.readexactly(int.from_bytes(head[:3], "big"))
+                for event in self._connection.receive_data(frame):
                     self._take(event)
                 self._flush()
-        except ConnectionError:
-            pass
-        self.closed.set()
+        except (ConnectionError, asyncio.IncompleteReadError, ProtocolError):
+            self.closed.set()
 
     def _take(self, event: Event) -> None:
         match event:

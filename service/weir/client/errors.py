@@ -153,9 +153,9 @@ def from_call(call: FailedCall) -> WeirError:
     match failure.code:
         case "INVALID_ARGUMENT":
             return InvalidRequestError(failure)
-        case "RESOURCE_EXHAUSTED" if failure.reason is not None:
+        case "RESOURCE_EXHAUSTED" if failure.reason == "KV_BUDGET_EXHAUSTED":
             return BudgetExhaustedError(failure)
-        case "RESOURCE_EXHAUSTED" if "larger than max" in failure.message:
+        case "RESOURCE_EXHAUSTED" if failure.reason == "ANSWER_TOO_LARGE" or "larger than max" in failure.message:
             return MessageTooLargeError(failure)
         case "UNAVAILABLE" if failure.reason == "ENGINE_FAILED":
             return EngineFailedError(failure)

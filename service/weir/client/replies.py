@@ -47,7 +47,7 @@ class StreamState:
             self.cached_tokens = started.cached_tokens
             self.max_tokens = started.max_tokens
         if message.prompt_logprobs:
-            self.prompt_logprobs = _logprobs(message.prompt_logprobs)
+            self.prompt_logprobs += _logprobs(message.prompt_logprobs)  # of a long prompt, in several messages
         self.deltas.extend(map(_delta, message.deltas))
         if message.HasField("done"):
             self.usage = _usage(message.done.usage)

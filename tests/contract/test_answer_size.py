@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from weir.client import AsyncClient, InvalidRequestError, MessageTooLargeError
 from weir.engine.errors import InvalidRequestError as Invalid
@@ -97,6 +97,7 @@ def test_what_may_not_fit_is_refused_naming_the_fields_that_make_it_large(
     assert largest_answer(request_).ByteSize() > 4 * 2**20
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     n=st.integers(1, 16),
     max_tokens=st.integers(1, 300),
@@ -120,6 +121,7 @@ def test_what_is_let_through_fits_and_little_that_would_fit_is_refused(
 TEXT = st.text(max_size=40).map(lambda text: text * 3)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     tokens=st.lists(TEXT, min_size=1, max_size=60),
     repeat=st.integers(1, 300),

@@ -21,6 +21,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 Header = tuple[str, str]
+_FRAME_BYTES = 16_384
 
 
 class RawClient:
@@ -62,7 +63,11 @@ class RawClient:
         ]
         self._connection.send_headers(stream, [*base, *headers])
         framed = b"\x00" + len(message).to_bytes(4, "big") + message
-        self._connection.send_data(stream, framed if end_stream else framed[:-1], end_stream=end_stream)
+        for start in range(0, len(framed) - 1, _FRAME_BYTES):
+            part = framed[start : min(start + _FRAME_BYTES, len(framed) - 1)]
+            self._connection.send_data(stream, part)
+        if end_stream:
+            self._connection.send_data(stream, framed[-1:], end_stream=True)
         self._flush()
         return stream
 

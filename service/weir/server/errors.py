@@ -108,7 +108,7 @@ def _budget_exhausted(error: QueueFullError) -> ErrorStatus:
         queued_requests=error.queued_requests,
     )
     quota = error_details_pb2.QuotaFailure(
-        violations=[error_details_pb2.QuotaFailure.Violation(subject=error.subject, description=_cut(str(error)))]
+        violations=[error_details_pb2.QuotaFailure.Violation(subject=_cut(error.subject), description=_cut(str(error)))]
     )
     return _status(
         grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -50,8 +50,10 @@ class RawClient:
         self._reading.cancel()
         self._writer.close()
 
-    def call(self, method: str, message: bytes, *headers: Header, end_stream: bool = True) -> int:
-        """Begin a call with one message; its stream id. With `end_stream` False, the message lacks its last byte."""
+    def call(
+        self, method: str, message: bytes, *headers: Header, end_stream: bool = True, missing_bytes: int = 0
+    ) -> int:
+        """Begin a call with one message; its stream id. The message may lack its end, and the stream be left open."""
         stream = self._connection.get_next_available_stream_id()
         base = [
             (":method", "POST"),
@@ -63,11 +65,10 @@ class RawClient:
         ]
         self._connection.send_headers(stream, [*base, *headers])
         framed = b"\x00" + len(message).to_bytes(4, "big") + message
-        for start in range(0, len(framed) - 1, _FRAME_BYTES):
-            part = framed[start : min(start + _FRAME_BYTES, len(framed) - 1)]
-            self._connection.send_data(stream, part)
-        if end_stream:
-            self._connection.send_data(stream, framed[-1:], end_stream=True)
+        framed = framed[: len(framed) - missing_bytes]
+        for start in range(0, len(framed), _FRAME_BYTES):
+            is_last = start + _FRAME_BYTES >= len(framed)
+            self._connection.send_data(stream, framed[start : start + _FRAME_BYTES], end_stream and is_last)
         self._flush()
         return stream
 

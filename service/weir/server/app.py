@@ -24,6 +24,7 @@ from weir.server.services import Services
 
 # For statuses to reach their clients once nothing runs any more.
 FLUSH_S = 0.5
+QUIET_S = 0.2
 # For a step that runs to its end; the engine has nothing to save.
 ENGINE_STOP_S = 1.0
 
@@ -62,6 +63,7 @@ class App:
         services = Services(
             settings, engine, self.lifecycle, self.live, self._encoder, self._observer, self.backlogs, max_connections
         )
+        self._traffic = services.load
         self._server, self._admin, self._probes = services.public(), services.admin(), services.probes()
         self.port = 0
         self.health_port = 0
@@ -119,6 +121,8 @@ class App:
         for task in (self._loading, self._watching):
             if task is not None:
                 task.cancel()
+        # Calls that gRPC has taken in and that were not looked at yet would end with a bare CANCELLED.
+        await self._traffic.quiet(QUIET_S, FLUSH_S)
         # Open watches would hold `stop` for all of its grace; this ends them.
         self.lifecycle.stop()
         servers = (self._server, self._admin, self._probes)

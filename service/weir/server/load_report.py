@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -51,10 +52,18 @@ class LoadReporter:
         self._lifecycle = lifecycle
         self._watches = watches
         self._requests = RateMeter(RATE_WINDOW_S)
+        self._last_request_at = 0.0
 
     def count_request(self) -> None:
         """A generation arrived."""
         self._requests.add()
+        self._last_request_at = time.monotonic()
+
+    async def quiet(self, for_s: float, timeout_s: float) -> None:
+        """Wait until no generation has arrived for a while, at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while (now := time.monotonic()) < min(deadline, self._last_request_at + for_s):
+            await asyncio.sleep(min(deadline, self._last_request_at + for_s) - now)
 
     def report(self) -> OrcaLoadReport:
         """The load now. Demand above what the KV pool holds makes the utilisation exceed 1."""

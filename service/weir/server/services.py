@@ -57,7 +57,7 @@ class Services:
         self._max_connections = max_connections
         pulse = Pulse(engine, settings.engine.stall_timeout_s)
         watches = Watches(self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
-        self._load = LoadReporter(engine, lifecycle, watches)
+        self.load = LoadReporter(engine, lifecycle, watches)
         self._inference = InferenceService(
             engine, prompts, lifecycle, live, observer, pulse, backlogs, self._settings.max_message_bytes
         )
@@ -72,7 +72,7 @@ class Services:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        server.add_generic_rpc_handlers((self._load.handler(),))
+        server.add_generic_rpc_handlers((self.load.handler(),))
         channelz.add_channelz_servicer(server)
         reflection.enable_server_reflection(REFLECTED, server)
         return server
@@ -93,5 +93,5 @@ class Services:
 
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
         settings = self._settings
-        interceptors = [*first, RpcInterceptor(self._load, settings.max_message_bytes, settings.receive_timeout_s)]
+        interceptors = [*first, RpcInterceptor(self.load, settings.max_message_bytes, settings.receive_timeout_s)]
         return grpc.aio.server(interceptors=interceptors, options=server_options(settings, self._max_connections))

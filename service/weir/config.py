@@ -132,7 +132,7 @@ class EngineSettings(_Section):
     max_choices: int = Field(16, gt=0, description="largest n")
     max_logprobs: int = Field(20, ge=0, description="largest number of alternatives for logprobs and prompt_logprobs")
     max_stop_strings: int = Field(16, ge=0, description="stop strings in one request")
-    max_stop_string_chars: int = Field(256, gt=0, description="characters in one stop string")
+    max_stop_string_chars: int = Field(256, gt=0, le=4096, description="characters in one stop string")
     max_logit_bias: int = Field(1024, ge=0, description="entries in one logit_bias")
     threads: int | None = Field(None, gt=0, description="compute threads; default: the cgroup's CPU limit")
     stall_timeout_s: Seconds = Field(60.0, description="a step older than this makes liveness fail")
@@ -156,7 +156,7 @@ class ServerSettings(_Section):
     metrics_host: str = Field("::", description="address of the metrics port; :: is every one, of IPv4 too")
     metrics_port: int = Field(9090, ge=0, le=65535, description="Prometheus HTTP port; 0 picks a free one")
     drain_timeout_s: Seconds = Field(30.0, description="how long running requests may go on after SIGTERM")
-    max_message_bytes: Bytes = Field(4 * 2**20, description="largest gRPC message, both directions")
+    max_message_bytes: Bytes = Field(4 * 2**20, ge=64 * 2**10, description="largest gRPC message, both directions")
     max_concurrent_streams: int = Field(4096, gt=0, description="calls at once on one connection; further ones wait")
     max_connection_age_s: Seconds | None = Field(
         None,
@@ -171,6 +171,18 @@ class ServerSettings(_Section):
     health_port: int | None = Field(
         None, ge=0, le=65535, description="further port, in plain text, that serves health only (for probes under TLS)"
     )
+
+    max_stream_buffer_bytes: Bytes = Field(
+        8 * 2**20, description="output that may wait for the reader of one stream; beyond it the stream is cut"
+    )
+    max_buffer_bytes: Bytes = Field(
+        256 * 2**20, description="output that may wait for all readers; beyond it streams that stand still are cut"
+    )
+    unread_timeout_s: Seconds = Field(60.0, gt=0, description="a stream whose client reads nothing for so long is cut")
+    receive_timeout_s: Seconds = Field(30.0, gt=0, description="time for a request message to come in whole")
+    max_connections: int = Field(2048, gt=0, description="connections to a gRPC port at once; further ones are closed")
+    max_connection_idle_s: Seconds = Field(600.0, gt=0, description="connections without a call are closed after this")
+    max_watches: int = Field(1024, gt=0, description="open WatchBudget and load report streams")
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ServerSettings:

@@ -22,6 +22,7 @@ from weir.engine.request import (
     Usage,
 )
 from weir.engine.tenants import Tenants
+from weir.engine.unread import Meter
 
 INFO = EngineInfo(
     model_name="echo",
@@ -166,7 +167,7 @@ class FakeEngine:
             raise self.reserve_error
         return self.gate.reserve(tokens_upper_bound, tenant)
 
-    def submit(self, request: GenerateRequest, ticket: Ticket) -> FakeStream:
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
         if self.submit_error is not None:
             raise self.submit_error
         if not request.prompt_token_ids:

@@ -24,6 +24,7 @@ from weir.engine.queue_gate import QueueGate, Ticket
 from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
 from weir.engine.request import Admitted, Done, Event, Failed, GenerateRequest
 from weir.engine.tenants import tenants_of
+from weir.engine.unread import Meter, UnreadEvents, held_bytes, prompt_scores_bytes
 from weir.engine.validation import RequestLimits, validate
 from weir.engine.worker import engine_main
 
@@ -31,28 +32,40 @@ _NO_BUDGET = BudgetSnapshot(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0)
 
 
 class RequestStream:
-    """The events of one request, for one reader."""
+    """The events of one request, for one reader; `meter` counts those that the reader has not done with."""
 
-    def __init__(self, client: EngineClient, request_id: str, ticket: Ticket) -> None:
+    def __init__(self, client: EngineClient, request_id: str, ticket: Ticket, meter: Meter) -> None:
         self._client = client
         self._request_id = request_id
         self._ticket = ticket
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._meter = meter
+        self._unread = UnreadEvents()
+        self._unread_bytes = self._exempt_bytes = 0
+        self._more = asyncio.Event()
         self._ended = False
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Yield events up to Done. Raises the RequestError of a request that failed."""
+        """Yield events up to Done, those of one choice joined that came meanwhile.
+
+        Raises the RequestError of a request that failed.
+        """
         while True:
-            event = await self._events.get()
+            if not self._unread:
+                self._more.clear()
+                await self._more.wait()
+            event = self._unread.pop()
             if isinstance(event, Failed):
                 raise event.error
             yield event
+            self._count(-held_bytes(event), -prompt_scores_bytes(event))
             if isinstance(event, Done):
                 return
 
     def close(self) -> None:
-        """Cancel the request unless it has ended. Idempotent."""
+        """Cancel the request unless it has ended, and drop what nobody read. Idempotent."""
         self._ticket.release()
+        self._unread = UnreadEvents()
+        self._count(-self._unread_bytes, -self._exempt_bytes)
         if not self._ended:
             self._ended = True
             self._client._to_send.put(Cancel(self._request_id))
@@ -61,8 +74,15 @@ class RequestStream:
         if isinstance(event, Admitted | Done | Failed):
             self._ticket.release()
         if not self._ended:
-            self._events.put_nowait(event)
             self._ended = isinstance(event, Done | Failed)
+            more = self._unread.push(event)
+            self._more.set()
+            self._count(more, prompt_scores_bytes(event))
+
+    def _count(self, num_bytes: int, exempt_bytes: int) -> None:
+        self._unread_bytes += num_bytes
+        self._exempt_bytes += exempt_bytes
+        self._meter.add(num_bytes, exempt_bytes)
 
 
 class EngineClient:
@@ -96,6 +116,7 @@ class EngineClient:
         self._limits: RequestLimits | None = None
         self._detail = ""
         self._stopping = False
+        self._heard_at = self._asked_at = 0.0
         self.on_step: list[Callable[[StepRecord], None]] = []
 
     def start(self) -> None:
@@ -128,7 +149,7 @@ class EngineClient:
             raise UnavailableError("MODEL_LOADING", 1.0)
         return self._gate.reserve(tokens_upper_bound, tenant)
 
-    def submit(self, request: GenerateRequest, ticket: Ticket) -> RequestStream:
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> RequestStream:
         """Hand a request to the engine. Raises InvalidRequestError or EngineFailedError; the ticket stays yours."""
         if self.failed.done():
             raise self.failed.result()
@@ -136,7 +157,8 @@ class EngineClient:
         validate(request, self._limits, self._tenants.get(request.tenant).kv_share)
         request = replace(request, request_id=self._unused_id(request.request_id))
         ticket.resize(request.most_tokens)
-        stream = self._streams[request.request_id] = RequestStream(self, request.request_id, ticket)
+        self._ask()
+        stream = self._streams[request.request_id] = RequestStream(self, request.request_id, ticket, meter)
         self._to_send.put(Submit(request))
         return stream
 
@@ -147,14 +169,19 @@ class EngineClient:
         return replace(self._budget, queued=queued, queued_tokens=tokens, estimated_wait_s=wait_s)
 
     def progress(self) -> Progress:
-        """The heartbeat."""
-        return self._heartbeat.read()
+        """The heartbeat; and while an answer is owed, also how long nothing came: an engine may hang while idle."""
+        beat = self._heartbeat.read()
+        if not self._is_owed_an_answer():
+            return beat
+        silence_s = time.monotonic() - max(self._heard_at, self._asked_at)
+        return Progress(True, max(beat.step_age_s, silence_s))
 
     async def flush_prefix_cache(self) -> int:
         """Forget cached prefixes that nobody uses; the number of KV blocks freed. Raises EngineFailedError."""
         if self.failed.done():
             raise self.failed.result()
         answer: asyncio.Future[int] = self._loop.create_future()
+        self._ask()
         self._flushes.append(answer)
         self._to_send.put(Flush())
         return await answer
@@ -168,6 +195,14 @@ class EngineClient:
         if self._process.is_alive():
             self._process.kill()
             await asyncio.to_thread(self._process.join)
+
+    def _is_owed_an_answer(self) -> bool:
+        return bool(self._streams or self._flushes)
+
+    def _ask(self) -> None:
+        """Something is about to be sent that the engine has to answer."""
+        if not self._is_owed_an_answer():
+            self._asked_at = time.monotonic()
 
     def _read(self) -> None:
         try:
@@ -192,6 +227,7 @@ class EngineClient:
                 return  # the reading thread notices the same death
 
     def _take(self, message: FromEngine) -> None:
+        self._heard_at = time.monotonic()
         match message:
             case Output(record, budget, events, outlook):
                 self._budget = budget

@@ -42,6 +42,7 @@ def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heart
         messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         threading.Thread(target=_read_into, args=(inbox, messages), daemon=True).start()
         _serve(core, messages, outbox, heartbeat)
+        os._exit(0)  # the system takes everything back at once; unloading torch takes seconds
     except BrokenPipeError:
         os._exit(1)  # the server is gone
     except (ConfigError, ModelError) as error:

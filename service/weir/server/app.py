@@ -12,6 +12,8 @@ from weir.config import ConfigError, Settings
 from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
 from weir.models.errors import ModelError
 from weir.server.admin import check_address
+from weir.server.backlog import Backlogs
+from weir.server.descriptors import connections_within, raise_limit
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import DRAINING_RETRY_S, Lifecycle
 from weir.server.live import LiveRequests
@@ -22,7 +24,9 @@ from weir.server.services import Services
 
 # For statuses to reach their clients once nothing runs any more.
 FLUSH_S = 0.5
-ENGINE_STOP_S = 5.0
+QUIET_S = 0.2
+# For a step that runs to its end; the engine has nothing to save.
+ENGINE_STOP_S = 1.0
 
 # Failures whose message says everything.
 _EXPECTED = (EngineFailedError, ModelError, ConfigError, OSError)
@@ -51,7 +55,15 @@ class App:
         self.live = LiveRequests()
         self._observer: Observer = observer or NoObserver()
         self._loading: asyncio.Task[None] | None = None
-        services = Services(settings, engine, self.lifecycle, self.live, self._encoder, self._observer)
+        server = settings.server
+        self.backlogs = Backlogs(server.max_stream_buffer_bytes, server.max_buffer_bytes, server.unread_timeout_s)
+        self._observer.output(self.backlogs)
+        self._watching: asyncio.Task[None] | None = None
+        max_connections = connections_within(server.max_connections, raise_limit())
+        services = Services(
+            settings, engine, self.lifecycle, self.live, self._encoder, self._observer, self.backlogs, max_connections
+        )
+        self._traffic = services.load
         self._server, self._admin, self._probes = services.public(), services.admin(), services.probes()
         self.port = 0
         self.health_port = 0
@@ -72,6 +84,7 @@ class App:
             self.health_port = _listen(lambda: self._probes.add_insecure_port(address), address)
         await asyncio.gather(self._server.start(), self._admin.start(), self._probes.start())
         _log.info("listening on %s:%d, admin on %s", host, self.port, self.admin_target)
+        self._watching = asyncio.create_task(self.backlogs.watch())
         self._loading = asyncio.create_task(self._load())
 
     async def run(self) -> int:
@@ -105,12 +118,15 @@ class App:
             _log.warning("cutting %d requests: %s", len(self.live), left)
         self.live.interrupt_all(left)
         await self.live.wait_empty(FLUSH_S)
-        if self._loading is not None:
-            self._loading.cancel()
+        for task in (self._loading, self._watching):
+            if task is not None:
+                task.cancel()
+        # Calls that gRPC has taken in and that were not looked at yet would end with a bare CANCELLED.
+        await self._traffic.quiet(QUIET_S, FLUSH_S)
         # Open watches would hold `stop` for all of its grace; this ends them.
         self.lifecycle.stop()
-        await asyncio.gather(*(server.stop(FLUSH_S) for server in (self._server, self._admin, self._probes)))
-        await self._engine.stop(ENGINE_STOP_S)
+        servers = (self._server, self._admin, self._probes)
+        await asyncio.gather(*(server.stop(FLUSH_S) for server in servers), self._engine.stop(ENGINE_STOP_S))
         await self._observer.stop()
         if self._prompts is not None:
             self._prompts.close()

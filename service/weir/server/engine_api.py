@@ -10,6 +10,7 @@ from weir.engine.errors import EngineFailedError
 from weir.engine.queue_gate import Ticket
 from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
 from weir.engine.request import Event, GenerateRequest
+from weir.engine.unread import Meter
 
 
 class EventStream(Protocol):
@@ -57,8 +58,11 @@ class Engine(Protocol):
         Raises QueueFullError or UnavailableError.
         """
 
-    def submit(self, request: GenerateRequest, ticket: Ticket) -> EventStream:
-        """Queue a request; the ticket stays the caller's to release. Raises InvalidRequestError."""
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> EventStream:
+        """Queue a request; the ticket stays the caller's to release. Raises InvalidRequestError.
+
+        `meter` counts what the engine has made and the reader of the stream has not done with.
+        """
 
     def snapshot(self) -> BudgetSnapshot:
         """The KV budget and the queue now."""

@@ -6,6 +6,7 @@ import grpc
 
 REQUEST_ID_KEY = "x-request-id"
 TENANT_KEY = "x-tenant-id"
+MAX_ID_CHARS = 128
 
 
 def text_metadata(context: grpc.aio.ServicerContext) -> dict[str, str]:
@@ -15,3 +16,14 @@ def text_metadata(context: grpc.aio.ServicerContext) -> dict[str, str]:
         if isinstance(value, str):
             found.setdefault(key, value)
     return found
+
+
+def is_valid_id(request_id: str) -> bool:
+    """Whether a request may be called so: ids come back in trailers, which have little room and know ASCII only."""
+    return 0 < len(request_id) <= MAX_ID_CHARS and request_id.isascii() and request_id.isprintable()
+
+
+def given_id(context: grpc.aio.ServicerContext) -> str:
+    """The `x-request-id` of a call; empty when there is none, or none that can be given back."""
+    given = next((value for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY), "")
+    return given if isinstance(given, str) and is_valid_id(given) else ""

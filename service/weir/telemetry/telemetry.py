@@ -12,6 +12,7 @@ from weir.telemetry.engine_metrics import EngineView
 from weir.telemetry.logging import current_span
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.metrics_server import MetricsServer
+from weir.telemetry.request_metrics import OutputView
 from weir.telemetry.request_observer import RequestTelemetry
 from weir.telemetry.tracing import SHUTDOWN_TIMEOUT_S, Tracing
 
@@ -37,6 +38,10 @@ class Telemetry:
         port = await self._port.start(*self._address)
         logger.info("metrics are served", extra={"port": port, "tracing": self.tracing.active})
         return port
+
+    def output(self, held: OutputView) -> None:
+        """Show how much output waits for its readers."""
+        self.metrics.requests.output = held
 
     def watch(self, engine: EngineView, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:
         """The engine is ready: show its budget. `token_bytes` (id -> bytes) spells prompts out for trace_content."""

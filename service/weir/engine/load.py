@@ -116,7 +116,9 @@ def _token_table(settings: Settings) -> TokenTable:
     if settings.model.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         return TokenTable([])  # random weights of a bare config: token ids in, token ids out
     tokenizer = Tokenizer(folder)
-    return TokenTable(tokenizer.token_bytes, tokenizer.special_ids, tokenizer.strips_leading_space)
+    return TokenTable(
+        tokenizer.token_bytes, tokenizer.special_ids, tokenizer.strips_leading_space, tokenizer.first_token_bytes
+    )
 
 
 def _model_length(wanted: int | None, positions: int) -> int:

@@ -10,14 +10,15 @@ import tokenizers
 from weir.models.chat_template import ChatTemplate
 from weir.models.errors import PromptError, TokenizerError
 from weir.models.folder import read_json
-from weir.models.token_bytes import byte_table, strips_leading_space
+from weir.models.token_bytes import byte_table, first_token_table, strips_leading_space
 
 
 class Tokenizer:
     """The tokenizer of a model folder. Immutable, so threads may share it.
 
     token_bytes: exact bytes by token id, special_ids: tokens that are no text (end-of-sequence, chat marks),
-    strips_leading_space: decoding drops the space that encoding puts before the first word,
+    strips_leading_space: decoding drops one space at the beginning of a text,
+    first_token_bytes: the table for the first token of a text, where decoding treats it differently; else None,
     vocab_size: ids are 0..vocab_size - 1; the model's own vocabulary may be padded beyond.
     """
 
@@ -36,7 +37,9 @@ class Tokenizer:
         self._chat_template = ChatTemplate.from_folder(folder)
         added = self._tokenizer.get_added_tokens_decoder()
         vocab = self._tokenizer.get_vocab(with_added_tokens=False)
-        self.token_bytes: list[bytes] = byte_table(definition, vocab, {i: token.content for i, token in added.items()})
+        contents = {i: token.content for i, token in added.items()}
+        self.token_bytes: list[bytes] = byte_table(definition, vocab, contents)
+        self.first_token_bytes: list[bytes] | None = first_token_table(definition, vocab, contents)
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.strips_leading_space: bool = strips_leading_space(definition)
 

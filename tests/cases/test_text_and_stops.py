@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from weir.engine.detokenizer import TokenTable
@@ -217,6 +220,23 @@ def test_min_tokens_counts_on_through_a_preemption() -> None:
     assert engine.preemptions("low") == 1
     assert len(engine.tokens("low")) == 7
     assert engine.tokens("low")[-1] == 5
+
+
+def test_an_end_token_that_only_the_tokenizer_names_ends_an_output_unless_it_is_ignored(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """A chat model whose config named another token said its eight end tokens up to LENGTH, with empty text."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model.folder, folder)
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | {"eos_token_id": 0}))
+    engine = TinyModel(folder, tiny_model.reference).engine()
+    assert engine.core.info.eos_token_ids == (0, 2)  # </s> of the tokenizer is 2
+    for name, ignore in (("stops", False), ("ignores", True)):
+        engine.submit(name, some_tokens(9), 8, logit_bias=((2, 100.0),), ignore_eos=ignore)
+    engine.run()
+    assert (engine.tokens("stops"), engine.finish("stops")) == ([2], STOP)
+    assert (engine.tokens("ignores"), engine.finish("ignores")) == ([2] * 8, LENGTH)
 
 
 def test_ignore_eos_passes_over_every_id_of_the_model_and_none_of_the_request(tiny_model: TinyModel) -> None:

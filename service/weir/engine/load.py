@@ -23,8 +23,10 @@ from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits
 from weir.engine.waiting import WaitingQueue
 from weir.models.build import build_decoder
+from weir.models.check import open_tokenizer
 from weir.models.cpu_decoder import CpuDecoder
 from weir.models.decoder import Decoder
+from weir.models.end_tokens import end_tokens
 from weir.models.tokenizer import Tokenizer
 
 _BLOCK_SIZE = {"cpu": 32, "cuda": 16}
@@ -33,6 +35,8 @@ _BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 def load_engine(settings: Settings) -> EngineCore:
     """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong."""
     model, engine = settings.model, settings.engine
+    folder = Path(model.model)
+    tokenizer = open_tokenizer(folder, random_weights=model.load_format == "dummy")
     threads = engine.threads or compute_threads()
     torch.set_num_threads(threads)
     try:
@@ -59,7 +63,7 @@ def load_engine(settings: Settings) -> EngineCore:
     except ValueError as error:
         raise ConfigError(f"the {decoder.kernels} kernels cannot serve this with these settings: {error}") from None
     info = EngineInfo(
-        model_name=model.served_model_name or Path(model.model).name,
+        model_name=model.served_model_name or folder.name,
         model_path=str(model.model),
         architecture=spec.architecture,
         dtype=str(decoder.dtype).removeprefix("torch."),
@@ -73,7 +77,7 @@ def load_engine(settings: Settings) -> EngineCore:
         max_batch_tokens=engine.max_batch_tokens,
         max_running=engine.max_running,
         default_max_tokens=min(engine.default_max_tokens, max_model_len),
-        eos_token_ids=spec.eos_token_ids,
+        eos_token_ids=end_tokens(folder, tokenizer).ids,
     )
     tenants = tenants_of(engine)
     scheduler = Scheduler(
@@ -91,7 +95,7 @@ def load_engine(settings: Settings) -> EngineCore:
         WaitingQueue(tenants, engine.bypass_limit, engine.bypass_age_s),
         tenants,
     )
-    return EngineCore(info, request_limits(settings, info), scheduler, runner, _token_table(settings), tenants)
+    return EngineCore(info, request_limits(settings, info), scheduler, runner, _token_table(tokenizer), tenants)
 
 
 def request_limits(settings: Settings, info: EngineInfo) -> RequestLimits:
@@ -111,11 +115,9 @@ def request_limits(settings: Settings, info: EngineInfo) -> RequestLimits:
     )
 
 
-def _token_table(settings: Settings) -> TokenTable:
-    folder = Path(settings.model.model)
-    if settings.model.load_format == "dummy" and not (folder / "tokenizer.json").exists():
-        return TokenTable([])  # random weights of a bare config: token ids in, token ids out
-    tokenizer = Tokenizer(folder)
+def _token_table(tokenizer: Tokenizer | None) -> TokenTable:
+    if tokenizer is None:
+        return TokenTable([])
     return TokenTable(
         tokenizer.token_bytes, tokenizer.special_ids, tokenizer.strips_leading_space, tokenizer.first_token_bytes
     )

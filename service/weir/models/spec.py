@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weir.models.errors import ModelFolderError, UnsupportedModelError
-from weir.models.folder import read_json
+from weir.models.explain import require_folder
+from weir.models.json_file import read_json
 from weir.models.rope import RopeSpec, rope_from_config
 
 
@@ -39,7 +40,6 @@ class ModelSpec:
     sliding_window: tokens a query sees, itself included, for each layer; None is all of them.
     max_position_embeddings: longest sequence in tokens.
     dtype: the checkpoint's own, as the config names it.
-    eos_token_ids: those of generation_config.json where it names any, else of config.json, as in transformers.
     """
 
     architecture: str
@@ -59,22 +59,18 @@ class ModelSpec:
     tie_word_embeddings: bool
     max_position_embeddings: int
     hidden_act: str
-    eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dtype: str
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:
-        """Read config.json, and generation_config.json where there is one.
-
-        Raises ModelFolderError (file missing or damaged) and what `from_config` raises.
-        """
+        """Read config.json. Raises ModelFolderError (no model folder, or damaged) and what `from_config` raises."""
         folder = Path(folder)
-        generation = folder / "generation_config.json"
-        return cls.from_config(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else {})
+        require_folder(folder)
+        return cls.from_config(read_json(folder / "config.json"))
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelSpec:
+    def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Raises UnsupportedModelError naming the architecture or option that is not implemented, ModelFolderError
         naming a key that is missing or no number."""
         architecture = _architecture(config)
@@ -107,8 +103,6 @@ class ModelSpec:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             max_position_embeddings=rope.max_positions(_positive(config, "max_position_embeddings")),
             hidden_act=str(config.get("hidden_act", "silu")),
-            eos_token_ids=_token_ids((generation_config or {}).get("eos_token_id"))
-            or _token_ids(config.get("eos_token_id")),
             bos_token_id=config.get("bos_token_id"),
             dtype=_dtype(config),
         )
@@ -174,12 +168,6 @@ def _sliding_window(config: Mapping[str, Any], family: _Family, num_layers: int)
             f"layer_types must name {num_layers} layers, each one of {', '.join(windows)}; got {layer_types}"
         )
     return tuple(windows[name] for name in layer_types)
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)  # type: ignore[return-value]
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

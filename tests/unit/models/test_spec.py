@@ -71,7 +71,6 @@ def test_llama_3_1_is_read_with_its_rope_scaling() -> None:
     assert spec.head_dim == 128
     assert spec.num_kv_heads == 8
     assert spec.rope == RopeSpec(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
-    assert spec.eos_token_ids == (128001, 128008, 128009)
     assert spec.bos_token_id == 128000
     assert spec.dtype == "bfloat16"
     assert spec.sliding_window == (None,) * 32
@@ -118,13 +117,6 @@ def test_a_config_that_transformers_wrote_keeps_its_model_type_without_architect
     spec = ModelSpec.from_config(config.to_dict() | {"architectures": None})
     assert spec.architecture == "Qwen3ForCausalLM"
     assert (spec.qk_norm, spec.head_dim, spec.hidden_size // spec.num_heads) == (True, 24, 8)
-
-
-def test_end_of_sequence_ids_of_the_generation_config_win() -> None:
-    assert ModelSpec.from_config(QWEN_2_5).eos_token_ids == (151645,)
-    both = ModelSpec.from_config(QWEN_2_5, {"eos_token_id": [151645, 151643]})
-    assert both.eos_token_ids == (151645, 151643)
-    assert ModelSpec.from_config(QWEN_2_5 | {"eos_token_id": None}).eos_token_ids == ()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from weir.bench.report import Report
 from weir.bench.workload import WorkloadError, read_workload
 from weir.client import WeirError
 from weir.exit_codes import FAILED, WRONG_USAGE
-from weir.models.errors import ModelError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return WRONG_USAGE
     try:
         report = _measure(args)
-    except (WorkloadError, config.ConfigError, ModelError) as error:
+    except (WorkloadError, config.ConfigError) as error:
         print(f"weir bench: {error}", file=sys.stderr)
         return WRONG_USAGE
     except WeirError as error:
@@ -51,16 +50,12 @@ def _measure(args: argparse.Namespace) -> Report:
         from weir.bench.over_grpc import run_over_grpc
 
         return asyncio.run(run_over_grpc(args.target, workload, rate=args.rate, concurrency=args.concurrency))
-    from weir.models.check import check_model
-
-    settings = config.load(args)
-    check_model(Path(settings.model.model), random_weights=settings.model.load_format == "dummy")
     from weir.engine.openmp import sleep_between_steps
 
     sleep_between_steps()
     from weir.bench.in_process import run_in_process, warm_up
     from weir.engine.load import load_engine
 
-    core = load_engine(settings)
+    core = load_engine(config.load(args))
     warm_up(core, workload)
     return run_in_process(core, workload, args.rate)

@@ -149,12 +149,11 @@ class EngineClient:
         return await answer
 
     async def stop(self, timeout_s: float) -> None:
-        """End the process: asked first, killed after `timeout_s`. While it loads it has nothing to finish."""
+        """End the process: asked first, killed after `timeout_s`."""
         self._stopping = True
         self._to_send.put(Stop())
         self._to_send.put(None)
-        if self._info is not None:
-            await asyncio.to_thread(self._process.join, timeout_s)
+        await asyncio.to_thread(self._process.join, timeout_s)
         if self._process.is_alive():
             self._process.kill()
             await asyncio.to_thread(self._process.join)

@@ -100,7 +100,6 @@ def test_a_path_that_is_no_model_is_explained_in_a_sentence(name: str, tmp_path:
 EVERYWHERE = ("nothing", "empty folder", "GGUF file")
 SAID = {
     "serve": (*EVERYWHERE, "hub id", ".bin", "only a config"),
-    "bench": (*EVERYWHERE, "hub id", ".bin", "only a config"),
     "fetch": (*EVERYWHERE, ".bin", "only a config"),
     "size": (*EVERYWHERE, "hub id"),
 }
@@ -114,11 +113,8 @@ def test_every_command_says_it_with_the_exit_code_of_a_wrong_setting_and_starts_
     monkeypatch.setattr(EngineClient, "__init__", lambda *_: pytest.fail("the engine was started"))
     make, expected = CASES[name]
     folder = make(tmp_path)
-    workload = tmp_path.parent / f"{tmp_path.name}.json"
-    workload.write_text(json.dumps({"name": "one", "requests": [{"prompt_token_ids": [1], "max_tokens": 1}]}))
     arguments = {
         "serve": ["serve", "--model", str(folder)],
-        "bench": ["bench", "--workload", str(workload), "--model", str(folder)],
         "fetch": ["fetch", str(folder), "--dest", str(tmp_path)],
         "size": ["size", str(folder)],
     }

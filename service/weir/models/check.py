@@ -14,19 +14,17 @@ from weir.models.tokenizer import Tokenizer
 _log = logging.getLogger(__name__)
 
 
-def check_model(folder: Path, *, random_weights: bool = False) -> Tokenizer | None:
+def check_model(folder: Path, *, random_weights: bool = False) -> None:
     """Raise a ModelError that says in a sentence what is wrong and what to do; else log what had to be decided.
 
-    random_weights: the folder needs neither weights nor tokenizer. Returns its tokenizer, if it has one.
+    random_weights: the folder needs neither weights nor tokenizer.
     """
     spec = ModelSpec.from_folder(folder)
     if not random_weights and (note := find_checkpoint(folder, spec).note):
         _log.warning("%s", note)
-    tokenizer = open_tokenizer(folder, random_weights=random_weights)
-    ends = end_tokens(folder, tokenizer)
+    ends = end_tokens(folder, open_tokenizer(folder, random_weights=random_weights))
     if disagreement := ends.disagreement():
         _log.log(logging.WARNING if ends.beyond_transformers else logging.INFO, "%s", disagreement)
-    return tokenizer
 
 
 def open_tokenizer(folder: Path, *, random_weights: bool = False) -> Tokenizer | None:

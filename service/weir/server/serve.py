@@ -10,6 +10,7 @@ from weir.config import ConfigError, Settings
 from weir.engine.process import EngineClient
 from weir.models.check import check_model
 from weir.models.errors import ModelError
+from weir.models.tokenizer import Tokenizer as ModelTokenizer
 from weir.server.admin import check_address
 from weir.server.app import App
 from weir.server.prompts import NoTokenizer, Tokenizer
@@ -20,27 +21,32 @@ from weir.telemetry.telemetry import Telemetry
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError for settings that cannot work."""
     check_address(settings.server.admin_address)
-    # Before anything slow begins: a wrong folder is said at once.
-    tokenizer = load_tokenizer(settings)
-    return uvloop.run(_serve(settings, tokenizer))
+    check_folder(settings)
+    return uvloop.run(_serve(settings))
 
 
-async def _serve(settings: Settings, tokenizer: Tokenizer) -> int:
+def check_folder(settings: Settings) -> None:
+    """Before anything slow begins: raise ConfigError for a model that cannot be served, as far as no weights are read."""
+    try:
+        check_model(Path(settings.model.model), random_weights=settings.model.load_format == "dummy")
+    except ModelError as error:
+        raise ConfigError(f"--model: {error}") from None
+
+
+async def _serve(settings: Settings) -> int:
     model = settings.model
     observer = Telemetry(settings, model.served_model_name or Path(model.model).name)
     engine = EngineClient(settings)
     # gRPC must not exist yet in a process that starts another one.
     engine.start()
     with patient_threads():
-        app = App(settings, engine, lambda: tokenizer, observer)
+        app = App(settings, engine, lambda: load_tokenizer(settings), observer)
     return await app.run()
 
 
 def load_tokenizer(settings: Settings) -> Tokenizer:
-    """The model folder's tokenizer, with the rest of the folder checked. Raises ConfigError, naming the setting."""
-    model = settings.model
-    try:
-        tokenizer = check_model(Path(model.model), random_weights=model.load_format == "dummy")
-    except ModelError as error:
-        raise ConfigError(f"--model: {error}") from None
-    return NoTokenizer() if tokenizer is None else tokenizer
+    """The model folder's tokenizer. Raises ModelError."""
+    folder = Path(settings.model.model)
+    if settings.model.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+        return NoTokenizer()
+    return ModelTokenizer(folder)

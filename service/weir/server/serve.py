@@ -26,7 +26,7 @@ def serve(settings: Settings) -> int:
 
 
 def check_folder(settings: Settings) -> None:
-    """Before anything slow begins: raise ConfigError for a model that cannot be served, as far as no weights are read."""
+    """Raise ConfigError for a model that cannot be served, as far as that is known without reading its weights."""
     try:
         check_model(Path(settings.model.model), random_weights=settings.model.load_format == "dummy")
     except ModelError as error:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import uvloop
 
-from weir.config import Settings
+from weir.config import ConfigError, Settings
 from weir.engine.process import EngineClient
+from weir.models.check import check_model
+from weir.models.errors import ModelError
 from weir.models.tokenizer import Tokenizer as ModelTokenizer
 from weir.server.admin import check_address
 from weir.server.app import App
@@ -19,7 +21,16 @@ from weir.telemetry.telemetry import Telemetry
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError for settings that cannot work."""
     check_address(settings.server.admin_address)
+    check_folder(settings)
     return uvloop.run(_serve(settings))
+
+
+def check_folder(settings: Settings) -> None:
+    """Raise ConfigError for a model that cannot be served, as far as that is known without reading its weights."""
+    try:
+        check_model(Path(settings.model.model), random_weights=settings.model.load_format == "dummy")
+    except ModelError as error:
+        raise ConfigError(f"--model: {error}") from None
 
 
 async def _serve(settings: Settings) -> int:

@@ -73,14 +73,17 @@ async def test_a_connection_without_a_call_is_closed_after_a_while_and_one_with_
     engine: FakeEngine,
 ) -> None:
     engine.decoding.clear()
-    async with observed_app(engine, max_connection_idle_s=0.3) as server:
-        async with RawClient(server.app.port) as idle, RawClient(server.app.port) as busy:
-            stream = busy.call(COMPLETE, REQUEST)
-            await eventually(lambda: idle.goaway is not None)
-            await asyncio.sleep(0.5)
-            engine.decoding.set()
-            await eventually(lambda: stream in busy.ended)
-            assert busy.headers[stream]["grpc-status"] == "0"
+    async with (
+        observed_app(engine, max_connection_idle_s=0.3) as server,
+        RawClient(server.app.port) as idle,
+        RawClient(server.app.port) as busy,
+    ):
+        stream = busy.call(COMPLETE, REQUEST)
+        await eventually(lambda: idle.goaway is not None)
+        await asyncio.sleep(0.5)
+        engine.decoding.set()
+        await eventually(lambda: stream in busy.ended)
+        assert busy.headers[stream]["grpc-status"] == "0"
 
 
 async def test_a_peer_that_hangs_gives_back_what_it_holds(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,14 +91,13 @@ async def test_a_peer_that_hangs_gives_back_what_it_holds(engine: FakeEngine, mo
     monkeypatch.setattr(options, "KEEPALIVE_TIME_MS", 1000)
     monkeypatch.setattr(options, "KEEPALIVE_TIMEOUT_MS", 300)
     engine.decoding.clear()
-    async with observed_app(engine) as server:
-        async with RawClient(server.app.port) as hung:
-            hung.call(COMPLETE, REQUEST)
-            await eventually(lambda: len(engine.streams) == 1)
-            hung._reading.cancel()
-            await eventually(lambda: len(engine.streams) == 0, timeout_s=20)
-            await eventually(lambda: sum(server.statuses().values()) == 1)
-            assert server.statuses() == {"CANCELLED": 1}
+    async with observed_app(engine) as server, RawClient(server.app.port) as hung:
+        hung.call(COMPLETE, REQUEST)
+        await eventually(lambda: len(engine.streams) == 1)
+        hung._reading.cancel()
+        await eventually(lambda: len(engine.streams) == 0, timeout_s=20)
+        await eventually(lambda: sum(server.statuses().values()) == 1)
+        assert server.statuses() == {"CANCELLED": 1}
 
 
 def test_clients_never_hold_all_descriptors(caplog: pytest.LogCaptureFixture) -> None:

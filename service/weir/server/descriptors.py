@@ -24,7 +24,7 @@ def raise_limit() -> int:
 
 def connections_within(max_connections: int, descriptors: int) -> int:
     """How many connections clients may hold, so that probes, metrics and files find descriptors; warns when fewer."""
-    allowed = max(FEWEST_CONNECTIONS, min(max_connections, descriptors - KEPT_BACK))
+    allowed = min(max_connections, max(FEWEST_CONNECTIONS, descriptors - KEPT_BACK))
     if allowed < max_connections:
         _log.warning(
             "at most %d connections, not %d: this process may open %d files, and %d are kept back",

@@ -62,8 +62,8 @@ class LoadReporter:
     async def quiet(self, for_s: float, timeout_s: float) -> None:
         """Wait until no generation has arrived for a while, at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while (now := time.monotonic()) < min(deadline, self._last_request_at + for_s):
-            await asyncio.sleep(min(deadline, self._last_request_at + for_s) - now)
+        while (wait_s := min(deadline, self._last_request_at + for_s) - time.monotonic()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(wait_s)
 
     def report(self) -> OrcaLoadReport:
         """The load now. Demand above what the KV pool holds makes the utilisation exceed 1."""

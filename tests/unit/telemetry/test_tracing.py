@@ -19,6 +19,7 @@ from weir.engine.errors import (
     Violation,
 )
 from weir.engine.queue_gate import QueueGate
+from weir.engine.records import QueueOutlook
 from weir.engine.request import Preempted
 from weir.engine.tenants import Tenant, Tenants
 from weir.telemetry.request_observer import RequestTelemetry
@@ -351,7 +352,8 @@ def test_a_request_span_has_the_conventional_attributes_and_events() -> None:
 def refusal_of_a_full_queue(tenant_share: float) -> QueueFullError:
     """What the engine's own queue says when one request of `a` waits in a queue for 2 or, with half a share, for 1."""
     tenants = Tenants([Tenant("a", queue_share=tenant_share)])
-    gate = QueueGate(2 if tenant_share < 1 else 1, 1000, tenants, EngineStub().snapshot)
+    no_slot = 0
+    gate = QueueGate(2 if tenant_share < 1 else 1, 1000, tenants, EngineStub().snapshot, QueueOutlook, no_slot)
     gate.reserve(10, "a")
     with pytest.raises(QueueFullError) as refused:
         gate.reserve(10, "a")

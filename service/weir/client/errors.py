@@ -137,8 +137,12 @@ class MessageTooLargeError(WeirError):
     """The request or the answer is larger than one side's message limit; sending it again will not help."""
 
 
+class SlowReaderError(WeirError):
+    """The server gave the request up, because its output was taken too slowly; what came of it is right."""
+
+
 class UnavailableError(WeirError):
-    """No server took the call: `reason` is MODEL_LOADING or DRAINING, or None when none could be reached."""
+    """No server took the call: `reason` says why, as in MODEL_LOADING or DRAINING; None: none could be reached."""
 
 
 class ConnectionLostError(UnavailableError):

@@ -21,6 +21,7 @@ from weir.client.errors import (
     MessageTooLargeError,
     RequestCancelledError,
     ServerError,
+    SlowReaderError,
     UnauthenticatedError,
     UnavailableError,
     Violation,
@@ -55,6 +56,8 @@ def from_call(call: FailedCall, sent: Sent | None = None, *, answered: bool = Fa
             return InvalidRequestError(failure)
         case "RESOURCE_EXHAUSTED" if failure.reason == "KV_BUDGET_EXHAUSTED":
             return BudgetExhaustedError(failure)
+        case "RESOURCE_EXHAUSTED" if failure.reason == "CLIENT_TOO_SLOW":
+            return SlowReaderError(failure)
         case "RESOURCE_EXHAUSTED" if failure.reason == "ANSWER_TOO_LARGE" or "larger than max" in failure.message:
             return MessageTooLargeError(failure)
         case "UNAVAILABLE" if failure.reason == "ENGINE_FAILED":

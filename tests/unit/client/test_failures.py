@@ -16,6 +16,7 @@ from weir.client import (
     MessageTooLargeError,
     RequestCancelledError,
     ServerError,
+    SlowReaderError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -97,6 +98,8 @@ def test_a_connection_lost_in_the_middle_is_no_server_that_was_never_there() -> 
     [
         (Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "", with_reason("KV_BUDGET_EXHAUSTED")), BudgetExhaustedError),
         (Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "Sent message larger than max (5 vs. 4)"), MessageTooLargeError),
+        (Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "", with_reason("ANSWER_TOO_LARGE")), MessageTooLargeError),
+        (Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "", with_reason("CLIENT_TOO_SLOW")), SlowReaderError),
         # What a gateway says of its own limits is not about our queue.
         (Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "rate limited"), ServerError),
         (Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "", with_reason("RATE_LIMITED")), ServerError),

@@ -71,11 +71,13 @@ class Rendered:
         assert len(found) == 1, f"{len(found)} containers {name}"
         return found[0]
 
-    def settings(self) -> Tree:
-        """The settings file of the server."""
-        name = next(v for v in self.pod()["volumes"] if v["name"] == "settings")["configMap"]["name"]
-        tree: Tree = yaml.safe_load(self.one("ConfigMap", name)["data"]["weir.yaml"])
-        return tree
+    def settings(self) -> dict[str, str]:
+        """The settings of the server, as its environment."""
+        return {e["name"]: e["value"] for e in self.container()["env"] if e["name"].startswith("WEIR_")}
+
+    def job_pods(self) -> list[Tree]:
+        """Pod templates of the Jobs: `metadata` and `spec`."""
+        return [job["spec"]["template"] for job in self.all("Job")]
 
 
 def helm_binary(major: int) -> Path:

@@ -26,11 +26,10 @@ def test_every_dashboard_is_in_a_config_map_that_grafana_finds() -> None:
         assert len(json.dumps(config_map)) < 1_000_000
 
 
-def test_every_rule_group_is_in_the_prometheus_rule_before_the_further_ones() -> None:
-    extra = {"name": "own", "rules": [{"alert": "Mine", "expr": "up == 0"}]}
-    values = {"monitoring": {"prometheusRule": {"enabled": True, "extraGroups": [extra]}}}
+def test_every_rule_group_is_in_the_prometheus_rule() -> None:
+    values = {"monitoring": {"prometheusRule": {"enabled": True}}}
     rule = render("default", values).one("PrometheusRule")
     shipped = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
     assert shipped
-    assert rule["spec"]["groups"] == [*shipped, extra]
+    assert rule["spec"]["groups"] == shipped
     jsonschema.validate(rule, SCHEMAS["PrometheusRule"])

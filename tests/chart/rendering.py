@@ -94,20 +94,24 @@ def render(
     helm: int = 4,
     kube: str = KUBE_VERSION,
     flags: tuple[str, ...] = (),
+    release: str = "demo",
+    namespace: str = "llm",
 ) -> Rendered:
     """Render with the values of a ci file, and `values` over them. Raises RenderError with Helm's message."""
-    return _render(ci, json.dumps(values or {}), helm, kube, flags)
+    return _render(ci, json.dumps(values or {}), helm, kube, flags, release, namespace)
 
 
 @functools.cache
-def _render(ci: str, values: str, helm: int, kube: str, flags: tuple[str, ...]) -> Rendered:
+def _render(
+    ci: str, values: str, helm: int, kube: str, flags: tuple[str, ...], release: str, namespace: str
+) -> Rendered:
     command: list[str | Path] = [
         helm_binary(helm),
         "template",
-        "demo",
+        release,
         CHART,
         "--namespace",
-        "llm",
+        namespace,
         "--kube-version",
         kube,
     ]

@@ -50,7 +50,7 @@
 {{- end -}}
 
 {{- define "weir.check.settings" -}}
-{{- $owner := dict "model" "model.source and model.path" "served_model_name" "model.name" "host" "nothing (it is every address)" "metrics_host" "nothing (it is every address)" "port" "service.port" "metrics_port" "nothing (it is 9090)" "admin_address" "nothing (it is the socket that the sidecar uses)" "drain_timeout" "termination.drainSeconds" "health_port" "nothing (it is 50053)" "tls_cert_file" "tls.*" "tls_key_file" "tls.*" "tls_client_ca_file" "tls.clientAuth.*" "auth_tokens_file" "auth.*" -}}
+{{- $owner := dict "model" "model.source and model.path" "served_model_name" "model.name" "port" "service.port" "metrics_port" "nothing (it is 9090)" "admin_address" "nothing (it is the socket that the sidecar uses)" "drain_timeout" "termination.drainSeconds" "health_port" "nothing (it is 50053)" "tls_cert_file" "tls.*" "tls_key_file" "tls.*" "tls_client_ca_file" "tls.clientAuth.*" "auth_tokens_file" "auth.*" -}}
 {{- range $section, $given := .Values.settings -}}
 {{- if and $given (has $section (list "model" "server")) -}}
 {{- range $key, $_ := $given -}}
@@ -146,8 +146,11 @@
 {{- if and (not $side.enabled) (or $side.readinessGate.enabled $always) -}}
 {{- fail "\n\nvalues: sidecar.readinessGate and sidecar.admissionPolicy need sidecar.enabled=true; nothing else could open the gate.\n" -}}
 {{- end -}}
-{{- if and $side.enabled (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
+{{- if and (include "weir.usesApi" .) (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
 {{- fail "\n\nvalues: the sidecar needs a ServiceAccount of its own: set serviceAccount.create=true or serviceAccount.name, or sidecar.enabled=false.\n" -}}
+{{- end -}}
+{{- if and $always $side.enabled (not (include "weir.usesApi" .)) -}}
+{{- fail "\n\nvalues: sidecar.admissionPolicy=true has nothing to hold: without the readiness gate and the deletion cost the sidecar has no token.\n" -}}
 {{- end -}}
 {{- if and $always (not .Values.rbac.create) -}}
 {{- fail "\n\nvalues: sidecar.admissionPolicy=true needs rbac.create=true.\n" -}}

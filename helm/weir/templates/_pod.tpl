@@ -173,7 +173,7 @@ securityContext:
     items:
       - {key: tokens, path: tokens}
 {{- end }}
-{{- if .Values.sidecar.enabled }}
+{{- if include "weir.usesApi" . }}
 - name: api-token
   projected:
     defaultMode: 0440

@@ -34,8 +34,6 @@ model:
   served_model_name: {{ base .Values.model.hf.repo | quote }}
   {{- end }}
 server:
-  host: "::"
-  metrics_host: "::"
   port: {{ $ports.grpc | int }}
   metrics_port: {{ $ports.metrics | int }}
   admin_address: unix:/run/weir/admin.sock

@@ -2,7 +2,6 @@
 {{- define "weir.sidecarContainer" -}}
 {{- $side := .Values.sidecar -}}
 {{- $port := (include "weir.ports" . | fromYaml).sidecar | int -}}
-{{- $cost := and $side.deletionCost (eq .Values.kind "Deployment") -}}
 - name: sidecar
   image: {{ include "weir.image" (dict "image" $side.image "root" .) }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -10,9 +9,8 @@
   args:
     - sidecar
     - --admin-address=unix:/run/weir/admin.sock
-    - "--host=::"
     - --port={{ $port }}
-    - --{{ if not $cost }}no-{{ end }}deletion-cost
+    - --{{ if not (include "weir.deletionCost" .) }}no-{{ end }}deletion-cost
     {{- if $side.readinessGate.enabled }}
     - --readiness-gate
     - --gate-max-wait={{ toJson $side.readinessGate.maxWaitSeconds }}
@@ -26,8 +24,6 @@
       valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
     - name: POD_UID
       valueFrom: {fieldRef: {fieldPath: metadata.uid}}
-    # Nothing reads the annotation.
-    - {name: WEIR_SIDECAR_KV_LEVEL, value: "false"}
     {{- with $side.extraEnv }}
     {{- include "weir.plainYaml" (dict "it" . "at" "sidecar.extraEnv") | nindent 4 }}
     {{- end }}
@@ -56,6 +52,8 @@
   {{- end }}
   volumeMounts:
     - {name: run, mountPath: /run/weir}
+    {{- if include "weir.usesApi" . }}
     - {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+    {{- end }}
     - {name: tmp, mountPath: /tmp, subPath: sidecar}
 {{- end -}}

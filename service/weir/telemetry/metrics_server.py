@@ -24,8 +24,8 @@ class MetricsServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, on `::` for IPv4 and IPv6; the port, which is a free one for `port` 0. Raises OSError when it is taken."""
-        self._server = await asyncio.start_server(self._accept, None if host == "::" else host, port, limit=MAX_REQUEST_BYTES)
+        """Listen; the port, which is a free one for `port` 0. Raises OSError when it is taken."""
+        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_REQUEST_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:

@@ -10,7 +10,7 @@ import copy
 import json
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,7 +60,7 @@ IMMUTABLE: dict[str, list[Path_]] = {
 }
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """An answer other than 2xx."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -169,7 +169,7 @@ class ApiServer:
                         status, answer = server.handle(
                             self.command, self.path, body, self.headers.get("Content-Type") or ""
                         )
-                except Refused as refusal:
+                except RefusedError as refusal:
                     status = refusal.status
                     answer = {
                         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status,
@@ -183,7 +183,10 @@ class ApiServer:
                 self.wfile.write(text)
                 self.wfile.flush()
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _do
+            def __getattr__(self, name: str) -> Callable[[], None]:
+                if name.startswith("do_"):
+                    return self._do
+                raise AttributeError(name)
 
             def log_message(self, *_: object) -> None:
                 """A test reads no log."""
@@ -228,13 +231,13 @@ class ApiServer:
             namespace, rest = rest[1], rest[2:]
         resource, name = [*rest, ""][:2]
         if resource not in RESOURCES.get(group_version, {}):
-            raise Refused(404, "NotFound", f"the server could not find {url.path}")
+            raise RefusedError(404, "NotFound", f"the server could not find {url.path}")
         key = (resource, "" if resource in CLUSTER_WIDE else namespace, name)
         given = _decoded(body, content_type) if body and method != "DELETE" else {}
         self._authorize(method, group_version.rpartition("/")[0], resource, bool(name), given)
         manager = query.get("fieldManager", "unknown")
         if resource in self.refuse and method != "GET":
-            raise Refused(422, "Invalid", "not now")
+            raise RefusedError(422, "Invalid", "not now")
         match method:
             case "GET" if name:
                 return 200, self._get(key)
@@ -243,7 +246,7 @@ class ApiServer:
             case "POST":
                 key = (key[0], key[1], given["metadata"]["name"])
                 if key in self.objects:
-                    raise Refused(409, "AlreadyExists", f"{resource} {key[2]!r} already exists")
+                    raise RefusedError(409, "AlreadyExists", f"{resource} {key[2]!r} already exists")
                 return 201, self._write(key, given, (manager, "Update"))
             case "PUT":
                 return 200, self._write(key, given, (manager, "Update"))
@@ -258,7 +261,7 @@ class ApiServer:
                     self.pods[name].ended += len(self.pods[name].running)
                     self.pods[name].running = []
                 return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
-        raise Refused(405, "MethodNotAllowed", method)
+        raise RefusedError(405, "MethodNotAllowed", method)
 
     def scale(self, name: str, replicas: int, manager: str) -> None:
         """What `kubectl scale` and the autoscaler's controller do: an update of the subresource."""
@@ -288,12 +291,12 @@ class ApiServer:
         )
         cause = self.rights.refuses(verb, group, resource, given)
         if cause:
-            raise Refused(403, "Forbidden", cause)
+            raise RefusedError(403, "Forbidden", cause)
 
     def _about(self, parts: list[str]) -> tuple[int, Tree]:
         if parts == ["version"]:
             return 200, {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
-        raise Refused(404, "NotFound", "/".join(parts))
+        raise RefusedError(404, "NotFound", "/".join(parts))
 
     def _discovery(self, parts: list[str], group_version: str) -> tuple[int, Tree]:
         if parts == ["api"]:
@@ -310,7 +313,7 @@ class ApiServer:
             ]
             return 200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
         if group_version not in RESOURCES:
-            raise Refused(404, "NotFound", group_version)
+            raise RefusedError(404, "NotFound", group_version)
         verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
         resources = [
             {"name": name, "singularName": kind.lower(), "namespaced": name not in CLUSTER_WIDE, "kind": kind,
@@ -322,7 +325,7 @@ class ApiServer:
 
     def _get(self, key: Key) -> Tree:
         if key not in self.objects:
-            raise Refused(404, "NotFound", f"{key[0]} {key[2]!r} not found")
+            raise RefusedError(404, "NotFound", f"{key[0]} {key[2]!r} not found")
         obj = copy.deepcopy(self.objects[key])
         obj["metadata"]["managedFields"] = [
             {"manager": manager, "operation": operation, "apiVersion": obj["apiVersion"], "fieldsType": "FieldsV1",
@@ -368,7 +371,7 @@ class ApiServer:
             if path in paths and has.get(path) != value
         ]
         if conflicts and not force:
-            raise Refused(409, "Conflict", f"Apply failed with {len(conflicts)} conflicts: {'; '.join(conflicts)}")
+            raise RefusedError(409, "Conflict", f"Apply failed with {len(conflicts)} conflicts: {'; '.join(conflicts)}")
         for path in owners.get(me, set()) - set(wanted):
             if not any(path in paths for _, paths in others):
                 _remove(live, path)
@@ -396,10 +399,10 @@ class ApiServer:
             obj["spec"].setdefault("replicas", 1)
             strategy = obj["spec"].setdefault("strategy", {}) if key[0] == "deployments" else {}
             if strategy.get("type") == "Recreate" and "rollingUpdate" in strategy:
-                raise Refused(422, "Invalid", "spec.strategy.rollingUpdate: Forbidden: may not be specified")
+                raise RefusedError(422, "Invalid", "spec.strategy.rollingUpdate: Forbidden: may not be specified")
         for path in IMMUTABLE.get(key[0], []):
             if old and _at(old, path) != _at(obj, path):
-                raise Refused(422, "Invalid", f"{'.'.join(path)}: Invalid value: field is immutable")
+                raise RefusedError(422, "Invalid", f"{'.'.join(path)}: Invalid value: field is immutable")
         self.objects[key] = obj
         if key[0] == "deployments":
             self.pods.setdefault(key[2], Pods()).follow(obj["spec"])

@@ -65,7 +65,9 @@ def test_a_cluster_admin_prepares_the_rest_from_the_same_templates() -> None:
 def test_the_role_decides_for_what_the_sidecar_does_and_against_everything_else(gate: bool) -> None:
     rules = render("default", {"sidecar": {"readinessGate": {"enabled": gate}}}).one("Role")["rules"]
     assert allows(rules, "watch", "", "pods")
-    assert allows(rules, "patch", "", "pods") == (not gate), "the status leaves the image and the rest of the spec alone"
+    assert allows(rules, "patch", "", "pods") == (not gate), (
+        "the status leaves the image and the rest of the spec alone"
+    )
     assert allows(rules, "patch", "", "pods/status") == gate
     for verb in ("create", "delete", "update", "deletecollection", "get", "list"):
         for resource in ("pods", "pods/status", "pods/exec", "pods/ephemeralcontainers", "secrets", "configmaps"):

@@ -1,4 +1,4 @@
-"""Each value, given what YAML makes of a careless hand: an object the API server takes, or a refusal with a sentence."""
+"""Each value, given what YAML makes of a careless hand: an object the API server takes, or a refusal in a sentence."""
 
 from __future__ import annotations
 

@@ -99,6 +99,18 @@ CASES: list[tuple[str, str, Tree, str]] = [
         "extraEnv has WEIR_PORT, which comes from settings",
     ),
     (
+        "a field of the pod that other values set",
+        "default",
+        {"extraPodSpec": {"nodeSelector": {"a": "b"}}},
+        "extraPodSpec may not have nodeSelector",
+    ),
+    (
+        "a field of the Service that other values set",
+        "default",
+        {"service": {"extraSpec": {"ports": []}}},
+        "service.extraSpec may not have ports",
+    ),
+    (
         "a variable that comes twice",
         "default",
         {"extraEnv": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]},

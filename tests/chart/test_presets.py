@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 import yaml
 from weir import config
 
+from tests.chart.cluster import Cluster
 from tests.chart.rendering import CHART, ROOT, Tree, render
 
 PRESETS = sorted(path.stem for path in (CHART / "presets").glob("*.yaml"))
@@ -65,10 +67,6 @@ def first_values() -> Tree:
     return tree
 
 
-def decisions(tree: Tree) -> list[str]:
-    return list(tree)
-
-
 def test_the_guide_begins_with_five_decisions_that_serve_a_node_of_eight_gpus() -> None:
     assert GUIDE.index("## Five decisions") < GUIDE.index("\n## ", GUIDE.index("## Five decisions") + 1)
     assert "\n## " not in GUIDE[: GUIDE.index("## Five decisions") - 1], "it is the first page"
@@ -88,6 +86,16 @@ def test_the_guide_begins_with_five_decisions_that_serve_a_node_of_eight_gpus() 
     assert any(arg.startswith("--revision=") for arg in fetch["args"])
     images = {c["image"] for c in [rendered.container(), rendered.container("sidecar")]}
     assert all("/" in image for image in images), "images that were pushed somewhere"
+
+
+def test_the_guide_can_be_followed_to_the_letter(cluster: Cluster) -> None:
+    cluster.install(first_values())
+    assert len(cluster.pods.running) == 8
+    name = render("default", first_values(), release="chat").workload()["metadata"]["name"]
+    assert f"rollout status deployment/{name}\n" in GUIDE
+    (command,) = re.findall(r"^    (make push-images .*)$", GUIDE[: GUIDE.index("| 1 |")], re.MULTILINE)
+    made = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "scripts/push_images.sh registry.example.com/team"
 
 
 def test_one_download_serves_all_replicas_of_a_node() -> None:

@@ -8,6 +8,7 @@
 {{- include "weir.check.security" . -}}
 {{- include "weir.check.scaling" . -}}
 {{- include "weir.check.environment" . -}}
+{{- include "weir.check.extras" . -}}
 {{- end -}}
 
 {{/* Every map of values.yaml must be one, and may hold only the keys that it has there. */}}
@@ -57,6 +58,19 @@
 {{- if hasKey $owner $key -}}
 {{- fail (printf "\n\nvalues: settings.%s.%s is set by the chart; use %s instead.\n" $section $key (get $owner $key)) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Further fields of an object are those that the chart does not write itself. */}}
+{{- define "weir.check.extras" -}}
+{{- $own := dict "extraPodSpec" (list "automountServiceAccountToken" "enableServiceLinks" "imagePullSecrets" "securityContext" "nodeSelector" "tolerations" "serviceAccountName" "terminationGracePeriodSeconds" "priorityClassName" "runtimeClassName" "affinity" "topologySpreadConstraints" "resourceClaims" "readinessGates" "initContainers" "containers" "volumes") "service.extraSpec" (list "type" "selector" "ports") "autoscaling.keda.extraSpec" (list "scaleTargetRef" "minReplicaCount" "maxReplicaCount" "triggers") -}}
+{{- $given := dict "extraPodSpec" .Values.extraPodSpec "service.extraSpec" .Values.service.extraSpec "autoscaling.keda.extraSpec" .Values.autoscaling.keda.extraSpec -}}
+{{- range $at, $fields := $given -}}
+{{- range $field, $_ := $fields | default dict -}}
+{{- if has $field (get $own $at) -}}
+{{- fail (printf "\n\nvalues: %s may not have %s, which the chart writes from other values.\n" $at $field) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

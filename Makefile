@@ -82,6 +82,14 @@ chart-docs: $(VENV)/.installed tools ## write the chart's schema, values table a
 image: ## build an image: make image TARGET=cpu (cuda, cpu or sidecar)
 	scripts/build_image.sh $(or $(TARGET),cuda)
 
+.PHONY: push-images
+push-images: ## build and push all images, and print their values: make push-images REGISTRY=registry.example.com/team
+	scripts/push_images.sh $(REGISTRY) $(TARGETS)
+
+.PHONY: chart-package
+chart-package: tools ## package the chart into dist/; OCI=oci://REGISTRY/PATH pushes it, DIGEST= and SIDECAR_DIGEST= name images
+	scripts/package_chart.sh $(OCI)
+
 .PHONY: image-test
 image-test: model ## build the CPU image on a bare Debian, run it, and stop it in the middle of a stream (needs root)
 	@command -v buildah >/dev/null && command -v debootstrap >/dev/null \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -31,7 +32,16 @@ from weir.models.end_tokens import end_tokens
 from weir.models.spec import ModelSpec
 from weir.models.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 _BLOCK_SIZE = {"cpu": 32, "cuda": 16}
+
+
+def say_which_gpu(used: int, visible: int, logger: logging.Logger) -> None:
+    """A replica computes on one GPU; others that it can see stand idle, which must not go without a word."""
+    if visible > 1:
+        logger.warning(
+            "computing on GPU %d of %d visible ones; the others are idle: start a replica for each", used, visible
+        )
 
 
 def load_engine(settings: Settings) -> EngineCore:
@@ -58,6 +68,9 @@ def load_engine(settings: Settings) -> EngineCore:
     except KernelError as error:
         raise ConfigError(str(error)) from None
     device = decoder.device
+    if device.type == "cuda":
+        used = torch.cuda.current_device() if device.index is None else device.index
+        say_which_gpu(used, torch.cuda.device_count(), _log)
     block_size = engine.block_size or _BLOCK_SIZE[device.type]
     shape = StepShape(engine.max_batch_tokens, engine.max_running, blocks_for(max_model_len, block_size), block_size)
     try:

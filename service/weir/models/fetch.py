@@ -22,10 +22,17 @@ def print_progress(message: str) -> None:
     print(f"weir fetch: {message}", file=sys.stderr, flush=True)
 
 
-def fetch(name: str, dest_root: str | Path = FETCHED, progress: Callable[[str], None] = print_progress) -> Path:
+def fetch(
+    name: str,
+    dest_root: str | Path = FETCHED,
+    progress: Callable[[str], None] = print_progress,
+    *,
+    revision: str | None = None,
+) -> Path:
     """Return a folder with the model `name`, building or downloading it under `dest_root` when it is not there.
 
     name: an existing folder (returned as it is), `smollm2-135m-instruct`, or a hub id `org/name`.
+    revision: branch, tag or commit of a hub repository; each has a folder of its own, `org/name@revision`.
     It can be killed at any moment and run again: finished parts are kept, and the folder appears only when complete.
 
     Raises FetchError when the model cannot be had, ModelFolderError when a local folder or a download is unusable.
@@ -35,7 +42,9 @@ def fetch(name: str, dest_root: str | Path = FETCHED, progress: Callable[[str], 
         return Path(name)
     if name != demo_model.NAME and not HUB_ID.fullmatch(name):
         raise UnknownModelError(f"{name!r} is not a folder, not {demo_model.NAME!r} and not a hub id like 'org/name'")
-    target = Path(dest_root) / name
+    if revision and name == demo_model.NAME:
+        raise FetchError(f"{name!r} has no revisions; --revision goes with a hub id like 'org/name'")
+    target = Path(dest_root) / (f"{name}@{revision.replace('/', '-')}" if revision else name)
     if is_model_folder(target):
         progress(f"{target} is complete")
         return target
@@ -47,7 +56,7 @@ def fetch(name: str, dest_root: str | Path = FETCHED, progress: Callable[[str], 
     else:
         # The hub client keeps what it has in the partial folder, so an interrupted download goes on where it stopped.
         with _lines_instead_of_bars(f"downloading {name}"):
-            build_folder(target, lambda partial: _from_hub(name, partial, progress), progress, resume=True)
+            build_folder(target, lambda partial: _from_hub(name, revision, partial, progress), progress, resume=True)
     progress(f"{target} is complete")
     return target
 
@@ -65,15 +74,16 @@ def _lines_instead_of_bars(what: str) -> Iterator[None]:
         yield
 
 
-def _from_hub(repo_id: str, folder: Path, progress: Callable[[str], None]) -> None:
+def _from_hub(repo_id: str, revision: str | None, folder: Path, progress: Callable[[str], None]) -> None:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise FetchError(
             f"downloading from the hub needs the 'fetch' extra: pip install 'weir[fetch]' ({error})"
         ) from None
-    progress(f"downloading {repo_id} from the hub")
+    at = f" at {revision}" if revision else ""
+    progress(f"downloading {repo_id}{at} from the hub")
     try:
-        snapshot_download(repo_id, local_dir=folder, allow_patterns=_HUB_FILES)
+        snapshot_download(repo_id, revision=revision, local_dir=folder, allow_patterns=_HUB_FILES)
     except Exception as error:  # the client lets the errors of its HTTP library through
-        raise FetchError(f"cannot download {repo_id}: {error}") from error
+        raise FetchError(f"cannot download {repo_id}{at}: {error}") from error

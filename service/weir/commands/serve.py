@@ -7,8 +7,6 @@ import sys
 
 from weir import config
 from weir.exit_codes import WRONG_USAGE
-from weir.server.serve import serve
-from weir.telemetry.logging import configure_logging
 
 _SECTIONS = ("model", "engine", "server", "telemetry")
 
@@ -23,6 +21,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM."""
     try:
         settings = config.load(args)
+        from weir.server.serve import serve  # late: a wrong setting is said before anything large is imported
+        from weir.telemetry.logging import configure_logging
+
         configure_logging(settings.telemetry)
         return serve(settings)
     except config.ConfigError as error:

@@ -93,3 +93,11 @@ class EngineFailedError(RequestError):
 
     def __str__(self) -> str:
         return f"the engine failed: {self.detail}"
+
+
+@dataclass(eq=False)
+class WrongSettingsError(EngineFailedError):
+    """The engine cannot start with these settings or this model, however often it is tried."""
+
+    def __str__(self) -> str:
+        return self.detail

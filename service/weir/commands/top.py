@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import http.client
+import ipaddress
+import math
 import shutil
 import sys
 import time
 import urllib.request
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from weir.client import UnavailableError
 from weir.commands.target import add_target_arguments, connect, reporting_errors
@@ -23,12 +27,19 @@ _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `weir top`."""
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="draw one view and end")
     add_target_arguments(parser)
     parser.add_argument(
         "--metrics", metavar="URL", help=f"metrics port (default: http://HOST:{DEFAULT_METRICS_PORT}/metrics)"
     )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,10 +76,20 @@ def _watch(args: argparse.Namespace) -> int:
 def _scrape(url: str) -> Mapping[Key, float] | None:
     """The samples of the metrics port; None when it does not answer."""
     try:
-        with urllib.request.urlopen(url, timeout=CALL_TIMEOUT_S) as answer:
+        # The environment's proxies lead out of this machine, and cannot reach a port of it.
+        proxies = [urllib.request.ProxyHandler({})] if _is_local(url) else []
+        with urllib.request.build_opener(*proxies).open(url, timeout=CALL_TIMEOUT_S) as answer:
             return parse_samples(answer.read().decode())
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class _Screen:

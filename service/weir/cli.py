@@ -34,7 +34,7 @@ COMMANDS = {
     "chat": Command("weir.commands.chat", "talk to a server's model, turn by turn"),
     "fetch": Command("weir.commands.fetch", "download a model", "fetch"),
     "size": Command("weir.commands.size", "say what a model needs and what a memory holds", "server"),
-    "bench": Command("weir.commands.bench", "measure throughput and latency", "server"),
+    "bench": Command("weir.commands.bench", "measure throughput and latency"),
     "top": Command("weir.commands.top", "watch a server's KV budget and queue"),
     "trace": Command("weir.commands.trace", "draw a trace file as a timeline"),
     "sidecar": Command("weir.commands.sidecar", "run beside a server in its pod", "sidecar", drains=True),

@@ -3,15 +3,19 @@
 from weir.client.aio import AsyncClient, AsyncTokenStream
 from weir.client.errors import (
     BudgetExhaustedError,
+    ClientStateError,
+    ConnectionLostError,
     DeadlineError,
     EngineFailedError,
     InvalidRequestError,
     MessageTooLargeError,
     RequestCancelledError,
     ServerError,
+    UnauthenticatedError,
     UnavailableError,
     Violation,
     WeirError,
+    WrongTypeError,
 )
 from weir.client.requests import Message, Options
 from weir.client.sync import Client, TokenStream
@@ -24,7 +28,9 @@ __all__ = [
     "BudgetExhaustedError",
     "Choice",
     "Client",
+    "ClientStateError",
     "Completion",
+    "ConnectionLostError",
     "DeadlineError",
     "Delta",
     "EngineFailedError",
@@ -38,8 +44,10 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "TokenStream",
+    "UnauthenticatedError",
     "UnavailableError",
     "Usage",
     "Violation",
     "WeirError",
+    "WrongTypeError",
 ]

@@ -13,8 +13,9 @@ import urllib.request
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from weir.client import UnavailableError
-from weir.commands.target import add_target_arguments, connect, reporting_errors
+from weir.client import DeadlineError, UnavailableError
+from weir.client.target import Target
+from weir.commands.target import add_target_arguments, connect, explain, reporting_errors
 from weir.exit_codes import OK
 from weir.telemetry.top import Key, TopView, pace, parse_samples
 
@@ -44,12 +45,14 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Draw until interrupted or the server stops."""
-    return reporting_errors("top", lambda: _watch(args))
+    return reporting_errors("top", lambda: _watch(args), args.target)
 
 
 def _watch(args: argparse.Namespace) -> int:
-    host = args.target.rpartition(":")[0] or args.target
-    metrics_url = args.metrics or f"http://{host}:{DEFAULT_METRICS_PORT}/metrics"
+    # A socket, and a name that stands for many servers, have no host; a metrics port may still be on this machine.
+    host = Target.parse(args.target).host or "127.0.0.1"
+    authority = f"[{host}]" if ":" in host else host
+    metrics_url = args.metrics or f"http://{authority}:{DEFAULT_METRICS_PORT}/metrics"
     screen = _Screen(live=sys.stdout.isatty() and not args.once)
     view = TopView(args.target)
     with connect(args) as client, screen:
@@ -63,11 +66,11 @@ def _watch(args: argparse.Namespace) -> int:
             try:
                 budget = client.budget(timeout_s=CALL_TIMEOUT_S)
                 screen.show(view.draw(budget, now, screen.width, color=screen.live))
-            except UnavailableError as error:
-                # Loading or restarting: a live view waits for it.
+            except (UnavailableError, DeadlineError) as error:
+                # Loading, restarting or stuck: a live view waits for it.
                 if not screen.live:
                     raise
-                screen.show(f"weir top  {args.target}: {error.message}")
+                screen.show(f"weir top  {args.target}: {explain(error, args.target)}")
             if args.once:
                 return OK
             before, before_at = after, after_at

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 from weir import __version__
 from weir.exit_codes import FAILED, INTERRUPTED, OK, OUTPUT_CLOSED, TERMINATED, WRONG_USAGE
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(chosen: str | None, arguments: Sequence[str]) -> int:
     with _naming_missing_packages(COMMANDS.get(chosen or "")):
-        args = _parser(chosen).parse_args(arguments)
+        parser, command_parser = _parsers(chosen)
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            command_parser.error(f"no such argument: {unknown[0]}{_nearest_flag(unknown[0], command_parser)}")
         return int(importlib.import_module(COMMANDS[args.command].module).run(args))
 
 
@@ -87,17 +96,38 @@ class MissingExtraError(Exception):
     """A command needs packages that this install leaves out."""
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence: the usage of a command with sixty flags would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the exit code for wrong usage."""
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        # The base class swallows what a full disk or a closed pipe says.
+        (file or sys.stderr).write(message)
+
+
+def _nearest_flag(word: str, parser: argparse.ArgumentParser) -> str:
+    flags = re.findall(r"--[\w-]+", parser.format_usage())
+    nearest = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def _parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The whole command line's, and the chosen command's."""
+    parser = _Parser(
         prog="weir", description="LLM inference over gRPC, admitted by KV-cache budget.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"weir {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    of_command: argparse.ArgumentParser = parser
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.help, description=command.help.capitalize() + ".")
         if name == chosen:
+            of_command = subparser
             importlib.import_module(command.module).add_arguments(subparser)
-    return parser
+    return parser, of_command
 
 
 @contextlib.contextmanager

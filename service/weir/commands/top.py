@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import ipaddress
-import math
 import shutil
 import sys
 import time
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from weir.client import DeadlineError, UnavailableError
 from weir.client.target import Target
+from weir.commands.flags import positive
 from weir.commands.target import add_target_arguments, connect, explain, reporting_errors
 from weir.exit_codes import OK
 from weir.telemetry.top import Key, TopView, pace, parse_samples
@@ -28,19 +28,12 @@ _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `weir top`."""
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--interval", type=positive, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="draw one view and end")
     add_target_arguments(parser)
     parser.add_argument(
         "--metrics", metavar="URL", help=f"metrics port (default: http://HOST:{DEFAULT_METRICS_PORT}/metrics)"
     )
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,13 +8,13 @@ import torch
 from weir_kernels.cpu.threads import compute_threads
 from weir_kernels.dispatch import KernelError
 
-from weir.config import ConfigError, Settings
+from weir.config import ConfigError, Settings, format_size
 from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
 from weir.engine.core import EngineCore
 from weir.engine.detokenizer import TokenTable
 from weir.engine.gpu_batch import StepShape
 from weir.engine.plan import SchedulerLimits
-from weir.engine.pool_size import pool_blocks
+from weir.engine.pool_size import check_before_loading, pool_blocks
 from weir.engine.records import EngineInfo
 from weir.engine.runner import Runner, StepRunner
 from weir.engine.sampler import Sampler
@@ -22,9 +22,10 @@ from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits
 from weir.engine.waiting import WaitingQueue
-from weir.models.build import build_decoder
+from weir.models.build import build_decoder, resolve_device
 from weir.models.cpu_decoder import CpuDecoder
 from weir.models.decoder import Decoder
+from weir.models.spec import ModelSpec
 from weir.models.tokenizer import Tokenizer
 
 _BLOCK_SIZE = {"cpu": 32, "cuda": 16}
@@ -34,8 +35,12 @@ def load_engine(settings: Settings) -> EngineCore:
     """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong."""
     model, engine = settings.model, settings.engine
     threads = engine.threads or compute_threads()
-    torch.set_num_threads(threads)
     try:
+        torch.set_num_threads(threads)
+        device, spec = resolve_device(model.device), ModelSpec.from_folder(model.model)
+        block_size = engine.block_size or _BLOCK_SIZE[device.type]
+        max_model_len = _model_length(model.max_model_len, spec.max_position_embeddings)
+        check_before_loading(settings, spec, device, block_size, max_model_len)
         decoder = build_decoder(
             model.model,
             dtype=model.dtype,
@@ -47,9 +52,6 @@ def load_engine(settings: Settings) -> EngineCore:
         )
     except KernelError as error:
         raise ConfigError(str(error)) from None
-    spec, device = decoder.spec, decoder.device
-    block_size = engine.block_size or _BLOCK_SIZE[device.type]
-    max_model_len = _model_length(model.max_model_len, spec.max_position_embeddings)
     shape = StepShape(engine.max_batch_tokens, engine.max_running, blocks_for(max_model_len, block_size), block_size)
     try:
         num_blocks = pool_blocks(engine, decoder, shape, max_model_len)
@@ -126,7 +128,11 @@ def _model_length(wanted: int | None, positions: int) -> int:
 
 
 def _runner(decoder: Decoder | CpuDecoder, num_blocks: int, shape: StepShape, cuda_graphs: bool) -> StepRunner:
-    kv = decoder.allocate_kv(num_blocks, shape.block_size)
+    try:
+        kv = decoder.allocate_kv(num_blocks, shape.block_size)
+    except (RuntimeError, MemoryError):
+        size = num_blocks * decoder.kv_bytes_per_block(shape.block_size)
+        raise ConfigError(f"there is no room for a KV pool of {format_size(size)}: give it less kv-memory") from None
     if isinstance(decoder, Decoder) and decoder.kernels == "triton":
         from weir.engine.gpu_load import gpu_runner  # late: it imports Triton, which not every machine has
 

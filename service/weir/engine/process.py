@@ -154,11 +154,12 @@ class EngineClient:
         return await answer
 
     async def stop(self, timeout_s: float) -> None:
-        """End the process: asked first, killed after `timeout_s`; at once while it loads, as it hears nothing then."""
+        """End the process: asked first, killed after `timeout_s`. While it loads it has nothing to finish."""
         self._stopping = True
         self._to_send.put(Stop())
         self._to_send.put(None)
-        await asyncio.to_thread(self._process.join, timeout_s if self._info is not None else 0.0)
+        if self._info is not None:
+            await asyncio.to_thread(self._process.join, timeout_s)
         if self._process.is_alive():
             self._process.kill()
             await asyncio.to_thread(self._process.join)

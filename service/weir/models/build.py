@@ -16,7 +16,9 @@ from weir.models.spec import ModelSpec
 
 
 def resolve_device(setting: str) -> torch.device:
-    """`auto` is a GPU when there is one."""
+    """`auto` is a GPU when there is one. Raises KernelError for a GPU that torch does not see."""
+    if setting == "cuda" and not torch.cuda.is_available():
+        raise dispatch.KernelError(f"torch {torch.__version__} sees no GPU; use device cpu, or auto")
     if setting == "auto":
         setting = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(setting)

@@ -13,6 +13,7 @@ from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
 from weir.exit_codes import FAILED, OK, WRONG_USAGE
 from weir.models.errors import ModelError
 from weir.server.admin import check_address
+from weir.server.checks import check_socket
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import DRAINING_RETRY_S, Lifecycle
 from weir.server.live import LiveRequests
@@ -70,6 +71,8 @@ class App:
         self._engine.on_step.append(self._observer.step)
         host = f"[{server.host}]" if ":" in server.host else server.host
         address, admin = f"{host}:{server.port}", check_address(server.admin_address)
+        if admin.startswith("unix:"):
+            check_socket(admin)
         self.port = _listen(lambda: bind(self._server, address, server), address)
         admin_port = _listen(lambda: self._admin.add_insecure_port(admin), admin)
         self.admin_target = admin if admin.startswith("unix:") else f"{admin.rpartition(':')[0]}:{admin_port}"

@@ -11,8 +11,8 @@ from weir.config import Settings
 from weir.engine.process import EngineClient
 from weir.exit_codes import OK
 from weir.models.tokenizer import Tokenizer as ModelTokenizer
-from weir.server.admin import check_address
 from weir.server.app import App
+from weir.server.checks import check_server
 from weir.server.prompts import NoTokenizer, Tokenizer
 from weir.server.scheduling import patient_threads
 from weir.server.signals import StopSignals, end_within
@@ -26,7 +26,7 @@ LAST_THREADS_S = 1.0
 
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError for settings that cannot work."""
-    check_address(settings.server.admin_address)
+    check_server(settings.server)
     return uvloop.run(_serve(settings))
 
 
@@ -38,8 +38,12 @@ async def _serve(settings: Settings) -> int:
     engine = EngineClient(settings)
     # gRPC must not exist yet in a process that starts another one.
     engine.start()
-    with patient_threads():
-        app = App(settings, engine, lambda: load_tokenizer(settings), observer)
+    try:
+        with patient_threads():
+            app = App(settings, engine, lambda: load_tokenizer(settings), observer)
+    except BaseException:
+        await engine.stop(0.0)
+        raise
     exit_code = await app.run(signals)
     end_within(LAST_THREADS_S, exit_code)
     return exit_code

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from weir.exit_codes import FAILED, OK
-from weir.models.errors import ModelError
+from weir.exit_codes import FAILED, OK, WRONG_USAGE
+from weir.models.errors import FetchError, ModelError, UnknownModelError
 from weir.models.fetch import fetch
 
 
@@ -23,5 +23,6 @@ def run(args: argparse.Namespace) -> int:
         print(fetch(args.name, args.dest))
     except ModelError as error:
         print(f"weir fetch: {error}", file=sys.stderr)
-        return FAILED
+        may_succeed_later = isinstance(error, FetchError) and not isinstance(error, UnknownModelError)
+        return FAILED if may_succeed_later else WRONG_USAGE
     return OK

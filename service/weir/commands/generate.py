@@ -17,6 +17,7 @@ from weir.exit_codes import OK
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `weir generate`."""
+    parser.epilog = "The output continues the prompt: to have both as one text, join them with nothing between."
     parser.add_argument("prompt", help="the prompt; - reads it from stdin")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn, for the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from weir.engine.detokenizer import TextStream, TokenTable
+from weir.engine.detokenizer import TextStart, TextStream, TokenTable
 from weir.engine.errors import CancelledError, DeadlineError, InvalidRequestError, RequestError, Violation
 from weir.engine.plan import StepPlan
 from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
@@ -191,9 +191,10 @@ class EngineCore:
         for request in plan.admitted:
             spec = request.spec
             resumed = request.choices[0].text is not None
-            for choice in request.choices:
-                if choice.text is None:
-                    self._equip(choice)
+            if not resumed:
+                start = self._table.after(spec.prompt_token_ids)
+                for choice in request.choices:
+                    self._equip(choice, start)
             if spec.params.prompt_logprobs is not None and request.first_token_at is None:
                 self._prompt_scores.setdefault(spec.request_id, [None] * len(spec.prompt_token_ids))
             if not resumed:
@@ -208,11 +209,12 @@ class EngineCore:
                 )
         self._events.extend(Preempted(request.request_id) for request in plan.preempted)
 
-    def _equip(self, choice: Choice) -> None:
+    def _equip(self, choice: Choice, start: TextStart) -> None:
         spec, eos = choice.request.spec, self.info.eos_token_ids
         most = self.info.max_model_len - len(spec.prompt_token_ids) + 1
         choice.text = _Text(
-            TextStream(self._table, spec.params.stop, spec.params.include_stop), StopRule(spec.params, eos, most)
+            TextStream(self._table, spec.params.stop, spec.params.include_stop, start),
+            StopRule(spec.params, eos, most),
         )
         choice.sampling = SamplingState(spec.params, spec.prompt_token_ids, eos, self._limits.vocab_size, choice.index)
 

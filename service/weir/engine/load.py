@@ -14,7 +14,7 @@ from weir.engine.core import EngineCore
 from weir.engine.detokenizer import TokenTable
 from weir.engine.gpu_batch import StepShape
 from weir.engine.plan import SchedulerLimits
-from weir.engine.pool_size import check_before_loading, pool_blocks
+from weir.engine.pool_size import check_memory, pool_blocks
 from weir.engine.records import EngineInfo
 from weir.engine.runner import Runner, StepRunner
 from weir.engine.sampler import Sampler
@@ -22,9 +22,12 @@ from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import tenants_of
 from weir.engine.validation import RequestLimits
 from weir.engine.waiting import WaitingQueue
-from weir.models.build import build_decoder, resolve_device
+from weir.engine.warm_up import require_finite_logits
+from weir.models.build import build_decoder
+from weir.models.check import open_tokenizer
 from weir.models.cpu_decoder import CpuDecoder
 from weir.models.decoder import Decoder
+from weir.models.end_tokens import end_tokens
 from weir.models.spec import ModelSpec
 from weir.models.tokenizer import Tokenizer
 
@@ -34,13 +37,14 @@ _BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 def load_engine(settings: Settings) -> EngineCore:
     """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong."""
     model, engine = settings.model, settings.engine
+    folder = Path(model.model)
+    tokenizer = open_tokenizer(folder, random_weights=model.load_format == "dummy")
     threads = engine.threads or compute_threads()
+    torch.set_num_threads(threads)
+    spec = ModelSpec.from_folder(folder)
+    max_model_len = _model_length(model.max_model_len, spec.max_position_embeddings)
     try:
-        torch.set_num_threads(threads)
-        device, spec = resolve_device(model.device), ModelSpec.from_folder(model.model)
-        block_size = engine.block_size or _BLOCK_SIZE[device.type]
-        max_model_len = _model_length(model.max_model_len, spec.max_position_embeddings)
-        check_before_loading(settings, spec, device, block_size, max_model_len)
+        check_memory(engine, spec, model, max_model_len)
         decoder = build_decoder(
             model.model,
             dtype=model.dtype,
@@ -49,9 +53,12 @@ def load_engine(settings: Settings) -> EngineCore:
             kv_cache_dtype=engine.kv_cache_dtype,
             load_format=model.load_format,
             threads=threads,
+            max_positions=max_model_len,
         )
     except KernelError as error:
         raise ConfigError(str(error)) from None
+    device = decoder.device
+    block_size = engine.block_size or _BLOCK_SIZE[device.type]
     shape = StepShape(engine.max_batch_tokens, engine.max_running, blocks_for(max_model_len, block_size), block_size)
     try:
         num_blocks = pool_blocks(engine, decoder, shape, max_model_len)
@@ -61,7 +68,7 @@ def load_engine(settings: Settings) -> EngineCore:
     except ValueError as error:
         raise ConfigError(f"the {decoder.kernels} kernels cannot serve this with these settings: {error}") from None
     info = EngineInfo(
-        model_name=model.served_model_name or Path(model.model).name,
+        model_name=model.served_model_name or folder.name,
         model_path=str(model.model),
         architecture=spec.architecture,
         dtype=str(decoder.dtype).removeprefix("torch."),
@@ -75,7 +82,7 @@ def load_engine(settings: Settings) -> EngineCore:
         max_batch_tokens=engine.max_batch_tokens,
         max_running=engine.max_running,
         default_max_tokens=min(engine.default_max_tokens, max_model_len),
-        eos_token_ids=spec.eos_token_ids,
+        eos_token_ids=end_tokens(folder, tokenizer).ids,
     )
     tenants = tenants_of(engine)
     scheduler = Scheduler(
@@ -93,7 +100,7 @@ def load_engine(settings: Settings) -> EngineCore:
         WaitingQueue(tenants, engine.bypass_limit, engine.bypass_age_s),
         tenants,
     )
-    return EngineCore(info, request_limits(settings, info), scheduler, runner, _token_table(settings), tenants)
+    return EngineCore(info, request_limits(settings, info), scheduler, runner, _token_table(tokenizer), tenants)
 
 
 def request_limits(settings: Settings, info: EngineInfo) -> RequestLimits:
@@ -113,12 +120,12 @@ def request_limits(settings: Settings, info: EngineInfo) -> RequestLimits:
     )
 
 
-def _token_table(settings: Settings) -> TokenTable:
-    folder = Path(settings.model.model)
-    if settings.model.load_format == "dummy" and not (folder / "tokenizer.json").exists():
-        return TokenTable([])  # random weights of a bare config: token ids in, token ids out
-    tokenizer = Tokenizer(folder)
-    return TokenTable(tokenizer.token_bytes, tokenizer.special_ids, tokenizer.strips_leading_space)
+def _token_table(tokenizer: Tokenizer | None) -> TokenTable:
+    if tokenizer is None:
+        return TokenTable([])
+    return TokenTable(
+        tokenizer.token_bytes, tokenizer.special_ids, tokenizer.strips_leading_space, tokenizer.first_token_bytes
+    )
 
 
 def _model_length(wanted: int | None, positions: int) -> int:
@@ -133,6 +140,7 @@ def _runner(decoder: Decoder | CpuDecoder, num_blocks: int, shape: StepShape, cu
     except (RuntimeError, MemoryError):
         size = num_blocks * decoder.kv_bytes_per_block(shape.block_size)
         raise ConfigError(f"there is no room for a KV pool of {format_size(size)}: give it less kv-memory") from None
+    require_finite_logits(decoder, kv, shape.block_size)
     if isinstance(decoder, Decoder) and decoder.kernels == "triton":
         from weir.engine.gpu_load import gpu_runner  # late: it imports Triton, which not every machine has
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,11 +17,12 @@ from weir.models.spec import ModelSpec
 
 
 def resolve_device(setting: str) -> torch.device:
-    """`auto` is a GPU when there is one. Raises KernelError for a GPU that torch does not see."""
-    if setting == "cuda" and not torch.cuda.is_available():
-        raise dispatch.KernelError(f"torch {torch.__version__} sees no GPU; use device cpu, or auto")
+    """`auto` is a GPU when there is one. Raises KernelError for a GPU that is not there."""
+    available = torch.cuda.is_available()
     if setting == "auto":
-        setting = "cuda" if torch.cuda.is_available() else "cpu"
+        setting = "cuda" if available else "cpu"
+    if setting.startswith("cuda") and not available:
+        raise dispatch.KernelError(f"device {setting} was asked for, and torch finds no GPU; use device cpu or auto")
     return torch.device(setting)
 
 
@@ -33,16 +35,20 @@ def build_decoder(
     kv_cache_dtype: KvDtype = "auto",
     load_format: Literal["auto", "dummy"] = "auto",
     threads: int | None = None,
+    max_positions: int | None = None,
 ) -> Decoder | CpuDecoder:
     """Read the config and the weights (or make random ones) and choose the kernels.
 
     A bf16 model on a CPU with AVX-512 or AVX2 gets the fused step, everything else the decoder over `Kernels`.
-    threads: of the fused step; default, what the container may use.
+    threads: of the fused step; default, what the container may use. max_positions: the longest sequence that will be
+    computed; default, the model's own, whose tables can be large.
 
     Raises a ModelError that says what is wrong with the folder, or KernelError when the kernels do not run on the
     device or have no KV cache of the dtype.
     """
     spec = ModelSpec.from_folder(folder)
+    if max_positions is not None:
+        spec = replace(spec, max_position_embeddings=max_positions)
     target = resolve_device(device)
     ops = dispatch.pick(target, kernels)
     if kv_cache_dtype != "auto" and not ops.float8_kv:

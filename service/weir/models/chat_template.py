@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -15,7 +15,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weir.models.errors import PromptError, TokenizerError
-from weir.models.folder import read_json
+from weir.models.json_file import read_json
+from weir.models.special_tokens import read_special_tokens
 
 
 class ChatTemplate:
@@ -36,7 +37,7 @@ class ChatTemplate:
         config = read_json(config_file) if config_file.is_file() else {}
         own_file = folder / "chat_template.jinja"
         source = own_file.read_text(encoding="utf-8") if own_file.is_file() else _default(config.get("chat_template"))
-        return None if source is None else cls(source, _special_tokens(config))
+        return None if source is None else cls(source, read_special_tokens(folder).of_templates)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation as text that ends where the assistant's answer begins.
@@ -68,15 +69,6 @@ def _default(templates: object) -> str | None:
     return templates if isinstance(templates, str) else None
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, Mapping) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
-
-
 class _GenerationBlocks(Extension):
     """`{% generation %}` marks assistant text for training; here its body is just text."""
 
@@ -97,9 +89,15 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    # Jinja's own filter escapes HTML characters, which a prompt must not.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters, which a prompt must not. The order of parameters is transformers'.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

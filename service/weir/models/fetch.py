@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from weir.models import demo_model
-from weir.models.errors import FetchError
+from weir.models.errors import FetchError, UnknownModelError
+from weir.models.explain import FETCHED, HUB_ID
 from weir.models.folder import build_folder, check_model_folder, is_model_folder
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "LICENSE*", "README.md"]
 
 
@@ -20,7 +19,7 @@ def print_progress(message: str) -> None:
     print(f"weir fetch: {message}", file=sys.stderr, flush=True)
 
 
-def fetch(name: str, dest_root: str | Path = "models", progress: Callable[[str], None] = print_progress) -> Path:
+def fetch(name: str, dest_root: str | Path = FETCHED, progress: Callable[[str], None] = print_progress) -> Path:
     """Return a folder with the model `name`, building or downloading it under `dest_root` when it is not there.
 
     name: an existing folder (returned as it is), `smollm2-135m-instruct`, or a hub id `org/name`.
@@ -28,11 +27,11 @@ def fetch(name: str, dest_root: str | Path = "models", progress: Callable[[str],
 
     Raises FetchError when the model cannot be had, ModelFolderError when a local folder or a download is unusable.
     """
-    if name and Path(name).is_dir():
+    if name and Path(name).exists():
         check_model_folder(Path(name))
         return Path(name)
-    if name != demo_model.NAME and not _HUB_ID.fullmatch(name):
-        raise FetchError(f"{name!r} is not a folder, not {demo_model.NAME!r} and not a hub id like 'org/name'")
+    if name != demo_model.NAME and not HUB_ID.fullmatch(name):
+        raise UnknownModelError(f"{name!r} is not a folder, not {demo_model.NAME!r} and not a hub id like 'org/name'")
     target = Path(dest_root) / name
     if is_model_folder(target):
         progress(f"{target} is complete")

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import uvloop
 
-from weir.config import Settings
+from weir.config import ConfigError, Settings
 from weir.engine.process import EngineClient
 from weir.exit_codes import OK
+from weir.models.check import check_model
+from weir.models.errors import ModelError
 from weir.models.tokenizer import Tokenizer as ModelTokenizer
 from weir.server.app import App
 from weir.server.checks import check_server
@@ -27,7 +29,16 @@ LAST_THREADS_S = 1.0
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError for settings that cannot work."""
     check_server(settings.server)
+    check_folder(settings)
     return uvloop.run(_serve(settings))
+
+
+def check_folder(settings: Settings) -> None:
+    """Raise ConfigError for a model that cannot be served, as far as that is known without reading its weights."""
+    try:
+        check_model(Path(settings.model.model), random_weights=settings.model.load_format == "dummy")
+    except ModelError as error:
+        raise ConfigError(f"--model: {error}") from None
 
 
 async def _serve(settings: Settings) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from weir.models.chat_template import ChatTemplate
 from weir.models.errors import PromptError, TokenizerError
 from weir.models.tokenizer import Tokenizer
@@ -27,6 +30,10 @@ TEMPLATES = {
         "{% for m in messages if m.role != 'system' %}{{ m.content }}|{% endfor %}"
     ),
     "json without escapes": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
+    "json in the order and with the separators that a model was trained on": (
+        "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}"
+        "{{ messages[0] | tojson(true, 1, ('; ', ' = ')) }}"
+    ),
     "tools and documents absent": (
         "{% if tools %}T{% endif %}{% if documents is defined and documents %}D{% endif %}{{ messages | length }}"
     ),
@@ -52,6 +59,41 @@ def test_a_template_renders_as_in_transformers(name: str, tmp_path: Path) -> Non
     for messages in (MESSAGES, MESSAGES[1:2]):
         expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert template.render(messages) == expected
+
+
+NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "image_token", "boi_token", "mark", "add_bos_token")
+TOKEN = {"__type": "AddedToken", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "special_map"),
+    [
+        ({}, {"bos_token": "<s>", "eos_token": {"content": "</s>", **TOKEN}}),
+        ({"bos_token": "<s>", "pad_token": None}, {"bos_token": "</s>", "unk_token": "<unk>"}),
+        (
+            {"bos_token": "<s>", "added_tokens_decoder": {"1": {"content": "<s>", "special": True}}},
+            {"bos_token": "</s>"},
+        ),
+        ({"extra_special_tokens": {"image_token": "<|user|>", "mark": {"content": "[m]", **TOKEN}}}, None),
+        ({"extra_special_tokens": ["<|user|>"], "boi_token": "<｜end｜>"}, {"additional_special_tokens": ["<s>"]}),
+        ({"add_bos_token": True}, {"extra_special_tokens": {"image_token": "<|user|>"}, "boi_token": "<s>"}),
+        ({"model_specific_special_tokens": {"image_token": "<|user|>"}, "eos_token": {"content": "</s>", **TOKEN}}, {}),
+        ({"additional_special_tokens": {"image_token": "<|user|>"}}, None),
+    ],
+)
+def test_special_tokens_reach_a_template_from_every_file_as_in_transformers(
+    config: dict[str, Any], special_map: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    vocabularies.byte_level().save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    config["chat_template"] = "".join(f"{name}={{{{ {name} }}}};" for name in NAMES)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if special_map is not None:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(special_map))
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    rendered = _render(tmp_path)
+    assert rendered == reference.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert any(f"{name}={token}" in rendered for name in NAMES for token in ("<s>", "</s>", "<|user|>", "<｜end｜>"))
 
 
 def test_a_template_in_the_tokenizer_config_is_found(tmp_path: Path) -> None:

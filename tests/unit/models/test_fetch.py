@@ -9,9 +9,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from weir.models import demo_model
+from weir.models.end_tokens import end_tokens
 from weir.models.errors import FetchError, ModelFolderError
 from weir.models.fetch import fetch
 from weir.models.spec import ModelSpec
+from weir.models.tokenizer import Tokenizer
 
 from tests.unit.models.test_folder import silent, write_model
 
@@ -98,7 +100,7 @@ def test_the_demo_model_has_the_facts_of_smollm2(model_dir: Path) -> None:
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.intermediate_size) == (9, 3, 64, 1536)
     assert (spec.rope.theta, spec.rope.scaling, spec.max_position_embeddings) == (100000.0, None, 8192)
     assert (spec.tie_word_embeddings, spec.dtype) == (True, "bfloat16")
-    assert (spec.bos_token_id, spec.eos_token_ids) == (1, (2,))
+    assert end_tokens(model_dir, Tokenizer(model_dir)).ids == (2,)
     tokenizer = json.loads((model_dir / "tokenizer_config.json").read_text())
     assert (tokenizer["eos_token"], tokenizer["pad_token"]) == ("<|im_end|>", "<|im_end|>")
     assert (model_dir / "model.safetensors").stat().st_size == 269_060_552

@@ -244,7 +244,7 @@ def test_a_wrong_variable_is_one_sentence_that_names_it(place: Place, env: dict[
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--device", "cuda"), "sees no GPU; use device cpu, or auto"),
+        (("--device", "cuda"), "device cuda was asked for, and torch finds no GPU"),
         (("--kernels", "triton", "--device", "cpu"), "the triton kernels need a GPU"),
         (("--max-model-len", "5000"), "max-model-len 5000 is more than the model's own limit of 4096"),
         (("--kv-memory", "4KiB"), "one request of max-model-len 4096 needs"),

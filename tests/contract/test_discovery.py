@@ -45,6 +45,14 @@ async def test_reflection_describes_the_inference_service(channel: grpc.aio.Chan
     }
 
 
+async def test_tools_that_ask_for_newer_reflection_are_told_to_fall_back(channel: grpc.aio.Channel) -> None:
+    """They take exactly this code for a server that has v1alpha only."""
+    call = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(iter([b""]))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_channelz_and_reflection_answer_when_no_request_is_admitted(
     channel: grpc.aio.Channel, engine: FakeEngine
 ) -> None:

@@ -42,10 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    # A socket, and a name that stands for many servers, have no host; a metrics port may still be on this machine.
-    host = Target.parse(args.target).host or "127.0.0.1"
-    authority = f"[{host}]" if ":" in host else host
-    metrics_url = args.metrics or f"http://{authority}:{DEFAULT_METRICS_PORT}/metrics"
+    metrics_url = args.metrics or default_metrics_url(args.target)
     screen = _Screen(live=sys.stdout.isatty() and not args.once)
     view = TopView(args.target)
     with connect(args) as client, screen:
@@ -67,6 +64,13 @@ def _watch(args: argparse.Namespace) -> int:
             if args.once:
                 return OK
             before, before_at = after, after_at
+
+
+def default_metrics_url(target: str) -> str:
+    """Where the server of a target has its metrics unless it was told otherwise. Raises InvalidRequestError."""
+    # A socket, and a name that stands for many servers, have no host; a metrics port may still be on this machine.
+    host = Target.parse(target).host or "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_METRICS_PORT}/metrics"
 
 
 def _scrape(url: str) -> Mapping[Key, float] | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from weir.models import demo_model
 from weir.models.errors import FetchError, UnknownModelError
 from weir.models.explain import FETCHED, HUB_ID
 from weir.models.folder import build_folder, check_model_folder, is_model_folder
+from weir.progress import Progress
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "LICENSE*", "README.md"]
 
@@ -39,12 +42,27 @@ def fetch(name: str, dest_root: str | Path = FETCHED, progress: Callable[[str], 
     if name == demo_model.NAME:
         downloads = target.with_name(f".{target.name}.downloads")
         downloads.mkdir(parents=True, exist_ok=True)
-        build_folder(target, lambda partial: demo_model.build_demo_model(partial, downloads, progress), progress)
+        with _lines_instead_of_bars(f"building {target}"):
+            build_folder(target, lambda partial: demo_model.build_demo_model(partial, downloads, progress), progress)
     else:
         # The hub client keeps what it has in the partial folder, so an interrupted download goes on where it stopped.
-        build_folder(target, lambda partial: _from_hub(name, partial, progress), progress, resume=True)
+        with _lines_instead_of_bars(f"downloading {name}"):
+            build_folder(target, lambda partial: _from_hub(name, partial, progress), progress, resume=True)
     progress(f"{target} is complete")
     return target
+
+
+@contextmanager
+def _lines_instead_of_bars(what: str) -> Iterator[None]:
+    """The libraries draw bars, which are for terminals; a log gets a line now and then."""
+    if sys.stderr.isatty():
+        yield
+        return
+    # Both are read when their libraries are imported, which happens inside.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    with Progress(f"weir fetch: {what}"):
+        yield
 
 
 def _from_hub(repo_id: str, folder: Path, progress: Callable[[str], None]) -> None:

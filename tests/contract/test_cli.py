@@ -334,3 +334,53 @@ def test_an_admin_address_that_others_can_reach_exits_with_2() -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
     assert "not a loopback address" in done.stderr
+
+
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "eos_token_id": 128001,
+}
+
+
+@pytest.fixture
+def llama_70b(tmp_path: Path) -> str:
+    folder = tmp_path / "llama-70b"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_70B))
+    return str(folder)
+
+
+def test_size_says_what_does_not_fit_and_what_would(llama_70b: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", llama_70b, "--memory", "80GiB"]) == 1
+    out, err = capsys.readouterr()
+    # 70,553,706,496 parameters of 2 bytes; 131,072 tokens of 320 KiB are 40 GiB, four times that is the memory besides.
+    assert "70,553,706,496" in out
+    assert err == (
+        "weir size: llama-70b does not fit: its weights take 131.42 GiB in bfloat16, and 80 GiB are there; "
+        "it would with 291.42 GiB of memory\n"
+    )
+
+
+def test_size_gives_scripts_the_same_as_numbers(llama_70b: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", llama_70b, "--memory", "2TiB", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["fits"] is True
+    assert report["parameters"] == 70_553_706_496
+    assert (report["pool"]["fraction"], report["whole"]["fraction"]) == (0.25, 1.0)
+    # (2 TiB - 2 * 70,553,706,496) / 4 / (16 * 320 KiB) = 97,807.
+    assert report["pool"]["blocks"] == (2**41 - 2 * 70_553_706_496) // 4 // (16 * 320 * 1024)
+    assert main(["size", llama_70b, "--memory", "80GiB", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["what_fits"]["kv_memory_fraction"] is None

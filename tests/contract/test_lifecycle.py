@@ -242,7 +242,7 @@ class TestAdmin:
         refused = await refusal(admin.Drain(admin_pb2.DrainRequest()))
         assert refused.code is grpc.StatusCode.UNIMPLEMENTED
 
-    @pytest.mark.parametrize("address", ["0.0.0.0:50052", "10.1.2.3:50052", "[::]:50052", "example.org:1", "50052", ""])
+    @pytest.mark.parametrize("address", ["0.0.0.0:50052", "10.1.2.3:50052", "[::]:50052", "example.org:1", "50052"])
     async def test_an_address_that_others_can_reach_is_refused(self, engine: FakeEngine, address: str) -> None:
         server = ServerSettings(host="127.0.0.1", port=0, admin_address=address)
         app = App(Settings(server=server), engine, ByteTokenizer)

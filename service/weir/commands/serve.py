@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 
 from weir import config
 from weir.exit_codes import WRONG_USAGE
-from weir.server.serve import serve
-from weir.telemetry.logging import configure_logging
+from weir.telemetry.otel_environment import repair
+
+_log = logging.getLogger(__name__)
 
 _SECTIONS = ("model", "engine", "server", "telemetry")
 
@@ -23,7 +26,13 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM."""
     try:
         settings = config.load(args)
+        notes = repair(os.environ)
+        from weir.server.serve import serve  # late: a wrong setting is said before anything large is imported
+        from weir.telemetry.logging import configure_logging
+
         configure_logging(settings.telemetry)
+        for note in notes:
+            _log.warning("%s", note)
         return serve(settings)
     except config.ConfigError as error:
         for line in str(error).splitlines():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import http.client
+import ipaddress
 import shutil
 import sys
 import time
 import urllib.request
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from weir.client import DeadlineError, UnavailableError
 from weir.client.target import Target
+from weir.commands.flags import positive
 from weir.commands.target import add_target_arguments, connect, explain, reporting_errors
 from weir.exit_codes import OK
 from weir.telemetry.top import Key, TopView, pace, parse_samples
@@ -24,7 +28,7 @@ _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `weir top`."""
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--interval", type=positive, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="draw one view and end")
     add_target_arguments(parser)
     parser.add_argument(
@@ -72,10 +76,20 @@ def default_metrics_url(target: str) -> str:
 def _scrape(url: str) -> Mapping[Key, float] | None:
     """The samples of the metrics port; None when it does not answer."""
     try:
-        with urllib.request.urlopen(url, timeout=CALL_TIMEOUT_S) as answer:
+        # The environment's proxies lead out of this machine, and cannot reach a port of it.
+        proxies = [urllib.request.ProxyHandler({})] if _is_local(url) else []
+        with urllib.request.build_opener(*proxies).open(url, timeout=CALL_TIMEOUT_S) as answer:
             return parse_samples(answer.read().decode())
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class _Screen:

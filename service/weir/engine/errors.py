@@ -118,3 +118,11 @@ class AnswerTooLargeError(RequestError):
             f"the answer has at least {self.answer_bytes} bytes and a message holds {self.max_message_bytes}; "
             "ask for less, or use Generate"
         )
+
+
+@dataclass(eq=False)
+class WrongSettingsError(EngineFailedError):
+    """The engine cannot start with these settings or this model, however often it is tried."""
+
+    def __str__(self) -> str:
+        return self.detail

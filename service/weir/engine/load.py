@@ -9,7 +9,7 @@ import torch
 from weir_kernels.cpu.threads import compute_threads
 from weir_kernels.dispatch import KernelError
 
-from weir.config import ConfigError, Settings
+from weir.config import ConfigError, Settings, format_size
 from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
 from weir.engine.core import EngineCore
 from weir.engine.detokenizer import TokenTable
@@ -148,7 +148,11 @@ def _model_length(wanted: int | None, positions: int) -> int:
 
 
 def _runner(decoder: Decoder | CpuDecoder, num_blocks: int, shape: StepShape, cuda_graphs: bool) -> StepRunner:
-    kv = decoder.allocate_kv(num_blocks, shape.block_size)
+    try:
+        kv = decoder.allocate_kv(num_blocks, shape.block_size)
+    except (RuntimeError, MemoryError):
+        size = num_blocks * decoder.kv_bytes_per_block(shape.block_size)
+        raise ConfigError(f"there is no room for a KV pool of {format_size(size)}: give it less kv-memory") from None
     require_finite_logits(decoder, kv, shape.block_size)
     if isinstance(decoder, Decoder) and decoder.kernels == "triton":
         from weir.engine.gpu_load import gpu_runner  # late: it imports Triton, which not every machine has

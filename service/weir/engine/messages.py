@@ -61,9 +61,10 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """From the engine: why it is about to exit."""
+    """From the engine: why it is about to exit. wrong_settings: trying again will not help."""
 
     detail: str
+    wrong_settings: bool = False
 
 
 ToEngine = Submit | Cancel | Flush | Stop

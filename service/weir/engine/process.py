@@ -10,13 +10,16 @@ import asyncio
 import multiprocessing
 import pickle
 import queue
+import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import resource_tracker
 
 from weir.config import Settings
-from weir.engine.errors import EngineFailedError, UnavailableError
+from weir.engine.errors import EngineFailedError, UnavailableError, WrongSettingsError
 from weir.engine.heartbeat import Heartbeat, Progress
 from weir.engine.messages import Cancel, Fatal, Flush, Flushed, FromEngine, Output, Ready, Stop, Submit, ToEngine
 from weir.engine.openmp import sleep_between_steps
@@ -114,7 +117,7 @@ class EngineClient:
         self._outlook = QueueOutlook()
         self._info: EngineInfo | None = None
         self._limits: RequestLimits | None = None
-        self._detail = ""
+        self._fatal: Fatal | None = None
         self._stopping = False
         self._heard_at = self._asked_at = 0.0
         self.on_step: list[Callable[[StepRecord], None]] = []
@@ -125,7 +128,9 @@ class EngineClient:
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self.failed: asyncio.Future[EngineFailedError] = self._loop.create_future()
         sleep_between_steps()
-        self._process.start()
+        resource_tracker.ensure_running()  # starting it, as starting a process does, would let the signals go again
+        with _signals_held():
+            self._process.start()
         for end in self._childs_ends:
             end.close()  # so that this side sees the end of file when the process dies
         threading.Thread(target=self._read, name="engine-events", daemon=True).start()
@@ -187,11 +192,12 @@ class EngineClient:
         return await answer
 
     async def stop(self, timeout_s: float) -> None:
-        """End the process: asked first, killed after `timeout_s`."""
+        """End the process: asked first, killed after `timeout_s`. While it loads it has nothing to finish."""
         self._stopping = True
         self._to_send.put(Stop())
         self._to_send.put(None)
-        await asyncio.to_thread(self._process.join, timeout_s)
+        if self._info is not None:
+            await asyncio.to_thread(self._process.join, timeout_s)
         if self._process.is_alive():
             self._process.kill()
             await asyncio.to_thread(self._process.join)
@@ -244,8 +250,8 @@ class EngineClient:
                 answer = self._flushes.pop(0)
                 if not answer.done():  # its caller may have gone
                     answer.set_result(blocks)
-            case Fatal(detail):
-                self._detail = detail
+            case Fatal():
+                self._fatal = message
 
     def _dispatch(self, event: Event) -> None:
         self._streams[event.request_id]._push(event)
@@ -261,8 +267,7 @@ class EngineClient:
         return unused
 
     def _died(self) -> None:
-        detail = self._detail or f"the engine process ended with exit code {self._process.exitcode}"
-        error = EngineFailedError("the engine was stopped" if self._stopping else detail)
+        error = self._why_died()
         for request_id, stream in list(self._streams.items()):
             del self._streams[request_id]
             stream._push(Failed(request_id, error))
@@ -274,3 +279,24 @@ class EngineClient:
             self._ready.exception()  # nobody may be waiting
         if not self.failed.done() and not self._stopping:
             self.failed.set_result(error)
+
+    def _why_died(self) -> EngineFailedError:
+        if self._stopping:
+            return EngineFailedError("the engine was stopped")
+        if self._fatal is None:
+            return EngineFailedError(f"the engine process ended with exit code {self._process.exitcode}")
+        kind = WrongSettingsError if self._fatal.wrong_settings else EngineFailedError
+        return kind(self._fatal.detail)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until the block ends; a process started in it never gets them.
+
+    A terminal's Ctrl-C goes to the engine process as well, which could not ignore it while its interpreter starts.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

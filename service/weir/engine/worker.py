@@ -46,7 +46,7 @@ def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heart
     except BrokenPipeError:
         os._exit(1)  # the server is gone
     except (ConfigError, ModelError) as error:
-        outbox.send(Fatal(str(error)))
+        outbox.send(Fatal(str(error), wrong_settings=True))
         raise SystemExit(1) from None
     except BaseException as error:
         outbox.send(Fatal(f"{type(error).__name__}: {error}"))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import signal
 import time
 from collections.abc import Callable
 
 from weir.config import ConfigError, Settings
-from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
+from weir.engine.errors import EngineFailedError, RequestError, UnavailableError, WrongSettingsError
+from weir.exit_codes import FAILED, OK, WRONG_USAGE
 from weir.models.errors import ModelError
 from weir.server.admin import check_address
 from weir.server.backlog import Backlogs
+from weir.server.checks import check_socket
 from weir.server.descriptors import connections_within, raise_limit
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import DRAINING_RETRY_S, Lifecycle
@@ -21,15 +23,20 @@ from weir.server.observer import NoObserver, Observer
 from weir.server.prompts import PromptEncoder, Tokenizer
 from weir.server.security import bind
 from weir.server.services import Services
+from weir.server.signals import StopSignals
 
 # For statuses to reach their clients once nothing runs any more.
 FLUSH_S = 0.5
 QUIET_S = 0.2
 # For a step that runs to its end; the engine has nothing to save.
 ENGINE_STOP_S = 1.0
+# What the engine and telemetry get of a stop that was asked for twice.
+HURRIED_STOP_S = 0.2
 
 # Failures whose message says everything.
 _EXPECTED = (EngineFailedError, ModelError, ConfigError, OSError)
+# Failures that another start with the same settings would meet again.
+_WRONG_SETTINGS = (ModelError, ConfigError, WrongSettingsError)
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +83,8 @@ class App:
         self._engine.on_step.append(self._observer.step)
         host = f"[{server.host.strip('[]')}]" if ":" in server.host else server.host
         address, admin = f"{host}:{server.port}", check_address(server.admin_address)
+        if admin.startswith("unix:"):
+            check_socket(admin)
         self.port = _listen(lambda: bind(self._server, address, server), address)
         admin_port = _listen(lambda: self._admin.add_insecure_port(admin), admin)
         self.admin_target = admin if admin.startswith("unix:") else f"{admin.rpartition(':')[0]}:{admin_port}"
@@ -87,18 +96,19 @@ class App:
         self._watching = asyncio.create_task(self.backlogs.watch())
         self._loading = asyncio.create_task(self._load())
 
-    async def run(self) -> int:
-        """Serve until SIGTERM, SIGINT or the engine's death. The exit code: 0 after a stop, 1 after a failure."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.request_stop)
+    async def run(self, signals: StopSignals | None = None) -> int:
+        """Serve until SIGTERM, SIGINT or the engine's death. The exit code, as `weir.exit_codes` explains them.
+
+        signals: those that are taken already, by a process that must not end before this.
+        """
+        (signals or StopSignals(asyncio.get_running_loop())).tell(self.request_stop)
         try:
             await self.start()
         except _EXPECTED as error:
             self._fail(error)
         await self._end.wait()
         await self.shut_down()
-        return 0 if self._failure is None else 1
+        return self._exit_code()
 
     def request_stop(self) -> None:
         """Begin to drain; asked a second time, cut what still runs."""
@@ -126,8 +136,12 @@ class App:
         # Open watches would hold `stop` for all of its grace; this ends them.
         self.lifecycle.stop()
         servers = (self._server, self._admin, self._probes)
-        await asyncio.gather(*(server.stop(FLUSH_S) for server in servers), self._engine.stop(ENGINE_STOP_S))
-        await self._observer.stop()
+        # A failure hurries too, but the last spans and log lines are then worth waiting for.
+        engine_stop_s = HURRIED_STOP_S if self._hurry.is_set() else ENGINE_STOP_S
+        await asyncio.gather(*(server.stop(FLUSH_S) for server in servers), self._engine.stop(engine_stop_s))
+        with contextlib.suppress(TimeoutError):
+            asked_twice = self._hurry.is_set() and self._failure is None
+            await asyncio.wait_for(self._observer.stop(), HURRIED_STOP_S if asked_twice else None)
         if self._prompts is not None:
             self._prompts.close()
         _log.info("stopped")
@@ -151,6 +165,11 @@ class App:
             info.kv_total_tokens,
             time.monotonic() - began,
         )
+
+    def _exit_code(self) -> int:
+        if self._failure is None:
+            return OK
+        return WRONG_USAGE if isinstance(self._failure, _WRONG_SETTINGS) else FAILED
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:

@@ -55,10 +55,19 @@ class CertificateFiles:
         self._seen: _Stamp = ()
 
     def load(self) -> grpc.ServerCertificateConfiguration:
-        """Read the files. Raises ConfigError when they are missing, unreadable or do not belong together."""
+        """Read the files, for gRPC. Raises ConfigError when they cannot be used."""
+        pair, roots = self.read()
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
+
+    def read(self) -> tuple[tuple[bytes, bytes], bytes | None]:
+        """Key and certificate, and the clients' CA.
+
+        Raises ConfigError when files are missing, unreadable or do not belong together.
+        """
         stamp = self._stamp()
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key)
+            # A key under a password would be asked for on the terminal.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._cert, self._key, password="")
             roots = self._client_ca.read_bytes() if self._client_ca else None
             if self._client_ca:
                 ssl.create_default_context(cafile=str(self._client_ca))
@@ -68,7 +77,7 @@ class CertificateFiles:
                 f"tls-cert-file {self._cert}, tls-key-file {self._key}, tls-client-ca-file {self._client_ca}: {error}"
             ) from None
         self._seen = stamp
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
+        return pair, roots
 
     def newer(self) -> grpc.ServerCertificateConfiguration | None:
         """The files once more if they changed, for gRPC to ask at each handshake; wrong files change nothing."""

@@ -38,6 +38,8 @@ class EngineLink:
     def __init__(self, address: str) -> None:
         # The engine comes and goes behind the socket; find it again within two seconds.
         options = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000)]
+        # It is in this pod, and no proxy can reach it.
+        options.append(("grpc.enable_http_proxy", 0))
         self._channel = grpc.insecure_channel(address, options=options)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._budget = budget_pb2_grpc.BudgetServiceStub(self._channel)  # type: ignore[no-untyped-call]

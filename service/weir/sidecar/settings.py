@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from weir.config import ConfigError, Seconds, public_name
+from weir.config import ConfigError, Seconds, is_service_link, public_name, refuse_unknown
 
 ENV_PREFIX = "WEIR_SIDECAR_"
 
@@ -67,9 +67,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def load(flags: argparse.Namespace | None = None, env: Mapping[str, str] | None = None) -> SidecarSettings:
     """Flags over environment over defaults. Raises ConfigError that names every setting that is wrong."""
     env = os.environ if env is None else env
+    env = {name: value for name, value in env.items() if name.startswith(ENV_PREFIX)}
+    env = {name: value for name, value in env.items() if not is_service_link(name, value)}
+    variables = {name: ENV_PREFIX + public_name(name).upper() for name in SidecarSettings.model_fields}
+    refuse_unknown(env, variables.values())
     values: dict[str, object] = {}
-    for name in SidecarSettings.model_fields:
-        variable = ENV_PREFIX + public_name(name).upper()
+    for name, variable in variables.items():
         if variable in env:
             values[name] = env[variable]
         if flags is not None and getattr(flags, name, None) is not None:

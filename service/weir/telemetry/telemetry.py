@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """Implements the server's Observer. Raises ConfigError for OTEL_* variables that name something unknown."""
+    """Implements the server's Observer. Raises ConfigError for a trace file or endpoint that cannot be used."""
 
     def __init__(self, settings: Settings, model_name: str) -> None:
         self.metrics = Metrics(model_name, settings.telemetry.vllm_metrics, settings.engine.tenants)
@@ -32,7 +32,7 @@ class Telemetry:
     async def start(self) -> int:
         """Open the metrics port and start exporting; the port. Call once the engine process has been spawned.
 
-        Raises OSError when the port is taken or the trace file cannot be written.
+        Raises OSError when the port is taken.
         """
         self.tracing.start()
         port = await self._port.start(*self._address)

@@ -72,6 +72,15 @@ def test_wrong_settings_are_all_named() -> None:
     assert "log_level" in str(error.value)
 
 
+def test_a_variable_that_is_no_setting_is_named_and_one_that_kubernetes_makes_is_not() -> None:
+    with pytest.raises(
+        ConfigError, match="WEIR_SIDECAR_INTERVALL: no such setting; did you mean WEIR_SIDECAR_INTERVAL"
+    ):
+        load(env={"WEIR_SIDECAR_INTERVALL": "1"})
+    links = {"WEIR_SIDECAR_PORT": "tcp://10.0.0.1:9091", "WEIR_SIDECAR_SERVICE_HOST": "10.0.0.1"}
+    assert load(env={**links, "WEIR_PORT": "50051"}) == SidecarSettings()
+
+
 def test_the_sidecar_needs_none_of_the_engines_packages(tmp_path: Path) -> None:
     code = (
         "import sys, weir.commands.sidecar\n"

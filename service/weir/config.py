@@ -224,7 +224,18 @@ class ServerSettings(_Section):
         gt=0,
         description="close connections at this age, so that clients find new replicas; running streams finish",
     )
-    tokenizer_threads: int = Field(2, gt=0, description="threads that tokenise prompts")
+    max_prompt_bytes: Bytes | None = Field(
+        None, description="largest text or conversation; default: 16 bytes for each token of the model length"
+    )
+    tokenizer_processes: int = Field(
+        2, gt=0, description="processes that tokenise; half of them take short prompts only"
+    )
+    tokenizer_timeout_s: Seconds = Field(
+        10.0, gt=0, description="a prompt that takes longer to tokenise, in computing time, is refused"
+    )
+    tokenizer_memory_bytes: Bytes = Field(
+        512 * 2**20, description="most memory that tokenising one prompt may take, beyond the tokenizer's own"
+    )
     tls_cert_file: str | None = Field(None, description="PEM certificate chain; with it, gRPC is served over TLS only")
     tls_key_file: str | None = Field(None, description="PEM key of the certificate")
     tls_client_ca_file: str | None = Field(None, description="PEM CA; with it, clients must bring a certificate of it")

@@ -48,7 +48,7 @@ def nothing_held(app: App, engine: FakeEngine) -> bool:
 # -- health -------------------------------------------------------------------------------------------------------
 
 
-async def test_health_answers_while_every_tokenizer_thread_is_busy_and_fifty_requests_wait(
+async def test_health_answers_while_every_tokenizer_is_busy_and_fifty_requests_wait(
     app: App, client: AsyncClient, engine: FakeEngine, tokenizer: ByteTokenizer
 ) -> None:
     """sglang#11338: the health check waited behind 50 requests, and a server that was only busy was restarted."""
@@ -72,7 +72,7 @@ async def test_an_engine_process_that_hangs_is_not_alive_and_one_that_goes_on_is
     settings = Settings(model=model.model, engine=model.engine, server=LOOPBACK)
     engine = EngineClient(settings)
     engine.start()
-    app = App(settings, engine, NoTokenizer)
+    app = App(settings, engine, NoTokenizer())
     await app.start()
     pid = engine._process.pid
     assert pid is not None
@@ -184,7 +184,7 @@ async def test_exceptions_inside_leave_nothing_behind_however_many_there_are(
 ) -> None:
     """grpc#36908: each exception that a handler did not catch leaked its call."""
 
-    def broken(text: str) -> list[int]:
+    async def broken(prompt: pb.Prompt) -> list[int]:
         raise RuntimeError("the tokenizer is broken")
 
     with monkeypatch.context() as patch:
@@ -218,7 +218,7 @@ async def observed(endpoint: str | None) -> AsyncIterator[tuple[App, FakeEngine,
     """The scripted engine behind a server whose telemetry is the real one."""
     settings = Settings(server=LOOPBACK, telemetry=TelemetrySettings(trace_endpoint=endpoint))
     engine, telemetry = FakeEngine(), Telemetry(settings, "echo")
-    app = App(settings, engine, ByteTokenizer, telemetry)
+    app = App(settings, engine, ByteTokenizer(), telemetry)
     await app.start()
     engine.load()
     await app.lifecycle.changed(0, timeout_s=5)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
-from weir.engine.errors import EngineFailedError, InvalidRequestError, RequestError, UnavailableError, Violation
+from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
 from weir.engine.queue_gate import QueueGate, Ticket
 from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
 from weir.engine.request import (
@@ -23,6 +23,7 @@ from weir.engine.request import (
 )
 from weir.engine.tenants import Tenants
 from weir.engine.unread import Meter
+from weir.engine.validation import RequestLimits, validate, validate_before_prompt
 
 INFO = EngineInfo(
     model_name="echo",
@@ -40,6 +41,18 @@ INFO = EngineInfo(
     max_running=8,
     default_max_tokens=16,
     eos_token_ids=(0,),
+)
+LIMITS = RequestLimits(
+    vocab_size=256,
+    max_model_len=64,
+    block_size=4,
+    kv_blocks=100,
+    max_running=8,
+    max_choices=16,
+    max_logprobs=20,
+    max_stop_strings=16,
+    max_stop_string_chars=256,
+    max_logit_bias=1024,
 )
 IDLE = BudgetSnapshot(
     kv_total_tokens=400,
@@ -118,7 +131,7 @@ class FakeStream:
 
 
 class FakeEngine:
-    """The interface of EngineClient. Clear `admitting` or `decoding` to hold streams there.
+    """The interface of EngineClient, and its validation. Clear `admitting` or `decoding` to hold streams there.
 
     The first `ungated_tokens` of each stream pass while `decoding` is clear.
     """
@@ -160,6 +173,9 @@ class FakeEngine:
     async def ready(self) -> EngineInfo:
         return await self._loaded
 
+    def check(self, request: GenerateRequest) -> None:
+        validate_before_prompt(request, LIMITS)
+
     def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
         if not self._loaded.done():
             raise UnavailableError("MODEL_LOADING", 5.0)
@@ -170,10 +186,7 @@ class FakeEngine:
     def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
         if self.submit_error is not None:
             raise self.submit_error
-        if not request.prompt_token_ids:
-            raise InvalidRequestError((Violation("prompt", "is empty"),))
-        if not 0 < request.params.top_p <= 1:
-            raise InvalidRequestError((Violation("top_p", f"must be in (0, 1], got {request.params.top_p}"),))
+        validate(request, LIMITS)
         self.submitted.append(request)
         return FakeStream(self, request)
 

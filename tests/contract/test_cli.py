@@ -246,7 +246,7 @@ async def test_a_request_that_can_never_succeed_exits_with_2_and_one_line(
     weir: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await weir("generate", "x", "--top-p", "1.5") == 2
-    assert capsys.readouterr() == ("", "weir generate: params.top_p: must be in (0, 1], got 1.5\n")
+    assert capsys.readouterr() == ("", "weir generate: params.top_p: must be above 0 and at most 1, got 1.5\n")
 
 
 async def test_a_full_queue_exits_with_3(weir: Run, engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:

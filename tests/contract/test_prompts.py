@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 from weir.engine.errors import InvalidRequestError
+from weir.server.limits import MessageLimits
 from weir.server.prompts import NoTokenizer, PromptEncoder
 from weir.v1 import inference_pb2 as pb
+
+from tests.contract.conftest import SETTINGS
 
 
 @pytest.fixture
 def encoder() -> PromptEncoder:
-    return PromptEncoder(NoTokenizer(), threads=1, max_model_len=64)
+    return PromptEncoder(NoTokenizer(), (), MessageLimits.of(SETTINGS, max_model_len=64))
 
 
 async def test_a_model_without_a_tokenizer_takes_token_ids(encoder: PromptEncoder) -> None:

@@ -24,7 +24,7 @@ async def guarded(engine: FakeEngine, tokenizer: ByteTokenizer, tmp_path: Path) 
     server = ServerSettings(
         host="127.0.0.1", port=0, admin_address="127.0.0.1:0", auth_tokens_file=str(tokens), health_port=0
     )
-    app = App(Settings(server=server), engine, lambda: tokenizer)
+    app = App(Settings(server=server), engine, tokenizer)
     await app.start()
     engine.load()
     await app.lifecycle.changed(0, timeout_s=5)

@@ -7,22 +7,18 @@ import dataclasses
 import pytest
 from weir.client.requests import Options, build_complete, build_generate, build_prompt
 from weir.engine.request import GenerateRequest, SamplingParams
-from weir.server.translate import engine_request, reservation_tokens
+from weir.server.translate import engine_request, reservation_tokens, with_prompt
 from weir.v1 import inference_pb2 as pb
 
 from tests.contract.fake_engine import INFO
 
 
 def translated(request: pb.GenerateRequest | pb.CompleteRequest, prompt_tokens: int = 4) -> GenerateRequest:
-    return engine_request(
-        request,
-        INFO,
-        request_id="r",
-        prompt_token_ids=tuple(range(prompt_tokens)),
-        arrival=1.0,
-        deadline=None,
-        tenant="t",
-    )
+    return with_prompt(draft(request), request, tuple(range(prompt_tokens)), INFO)
+
+
+def draft(request: pb.GenerateRequest | pb.CompleteRequest) -> GenerateRequest:
+    return engine_request(request, INFO, request_id="r", arrival=1.0, deadline=None, tenant="t")
 
 
 def test_absent_fields_have_the_engines_defaults() -> None:
@@ -109,6 +105,20 @@ def test_every_option_of_the_client_arrives_in_the_engine() -> None:
 )
 def test_an_absent_max_tokens_is_never_more_than_the_model_length_leaves(prompt_tokens: int, max_tokens: int) -> None:
     assert translated(pb.GenerateRequest(), prompt_tokens).params.max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(("min_tokens", "least"), [(0, 1), (9, 9), (17, 16)])
+def test_before_its_prompt_is_known_an_absent_max_tokens_is_the_least_it_can_become(
+    min_tokens: int, least: int
+) -> None:
+    request = pb.GenerateRequest(params=pb.SamplingParams(min_tokens=min_tokens))
+    assert draft(request).params.max_tokens == least
+    assert draft(request).prompt_token_ids == ()
+
+
+def test_a_given_max_tokens_is_the_same_before_and_with_the_prompt() -> None:
+    request = pb.GenerateRequest(params=pb.SamplingParams(max_tokens=60))
+    assert draft(request).params.max_tokens == translated(request, prompt_tokens=50).params.max_tokens == 60
 
 
 def test_what_is_reserved_never_exceeds_what_the_model_length_allows() -> None:

@@ -28,7 +28,7 @@ from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRe
 from weir.engine.request import Admitted, Done, Event, Failed, GenerateRequest
 from weir.engine.tenants import tenants_of
 from weir.engine.unread import Meter, UnreadEvents, held_bytes, prompt_scores_bytes
-from weir.engine.validation import RequestLimits, validate
+from weir.engine.validation import RequestLimits, validate, validate_before_prompt
 from weir.engine.worker import engine_main
 
 _NO_BUDGET = BudgetSnapshot(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0)
@@ -145,6 +145,11 @@ class EngineClient:
     async def ready(self) -> EngineInfo:
         """Wait until the model is loaded. Raises EngineFailedError when it cannot be."""
         return await asyncio.shield(self._ready)
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError for a request that no prompt could make possible; it may have none yet."""
+        assert self._limits is not None, "the engine is not ready"
+        validate_before_prompt(request, self._limits, self._tenants.get(request.tenant).kv_share)
 
     def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
         """Take room in the queue before working on a request. Raises QueueFullError or UnavailableError."""

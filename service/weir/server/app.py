@@ -18,6 +18,7 @@ from weir.server.checks import check_socket
 from weir.server.descriptors import connections_within, raise_limit
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import DRAINING_RETRY_S, Lifecycle
+from weir.server.limits import MessageLimits
 from weir.server.live import LiveRequests
 from weir.server.observer import NoObserver, Observer
 from weir.server.prompts import PromptEncoder, Tokenizer
@@ -48,13 +49,14 @@ class App:
         self,
         settings: Settings,
         engine: Engine,
-        load_tokenizer: Callable[[], Tokenizer],
+        tokenizer: Tokenizer,
         observer: Observer | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._load_tokenizer = load_tokenizer
+        self._tokenizer = tokenizer
         self._prompts: PromptEncoder | None = None
+        self._limits: MessageLimits | None = None
         self._failure: Exception | None = None
         self._end = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -68,7 +70,15 @@ class App:
         self._watching: asyncio.Task[None] | None = None
         max_connections = connections_within(server.max_connections, raise_limit())
         services = Services(
-            settings, engine, self.lifecycle, self.live, self._encoder, self._observer, self.backlogs, max_connections
+            settings,
+            engine,
+            self.lifecycle,
+            self.live,
+            self._encoder,
+            lambda: self._limits,
+            self._observer,
+            self.backlogs,
+            max_connections,
         )
         self._traffic = services.load
         self._server, self._admin, self._probes = services.public(), services.admin(), services.probes()
@@ -138,24 +148,24 @@ class App:
         servers = (self._server, self._admin, self._probes)
         # A failure hurries too, but the last spans and log lines are then worth waiting for.
         engine_stop_s = HURRIED_STOP_S if self._hurry.is_set() else ENGINE_STOP_S
+        self._tokenizer.close()
         await asyncio.gather(*(server.stop(FLUSH_S) for server in servers), self._engine.stop(engine_stop_s))
         with contextlib.suppress(TimeoutError):
             asked_twice = self._hurry.is_set() and self._failure is None
             await asyncio.wait_for(self._observer.stop(), HURRIED_STOP_S if asked_twice else None)
-        if self._prompts is not None:
-            self._prompts.close()
         _log.info("stopped")
 
     async def _load(self) -> None:
         began = time.monotonic()
         self._engine.failed.add_done_callback(lambda failed: self._fail(failed.result()))
         try:
-            tokenizer, info = await asyncio.gather(asyncio.to_thread(self._load_tokenizer), self._engine.ready())
+            token_bytes, info = await asyncio.gather(self._tokenizer.load(), self._engine.ready())
         except Exception as error:
             self._fail(error)
             return
-        self._prompts = PromptEncoder(tokenizer, self._settings.server.tokenizer_threads, info.max_model_len)
-        self._observer.watch(self._engine, info, tokenizer.token_bytes)
+        self._limits = MessageLimits.of(self._settings, info.max_model_len)
+        self._prompts = PromptEncoder(self._tokenizer, token_bytes, self._limits)
+        self._observer.watch(self._engine, info, token_bytes)
         self.lifecycle.loaded()
         _log.info(
             "serving %s (%s on %s, %d KV tokens) after %.1f s",

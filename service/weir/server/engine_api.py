@@ -52,6 +52,12 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """What is served; known once ready."""
 
+    def check(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError for a request, yet without its prompt, that no prompt could make possible.
+
+        Asked before `reserve`, so that what can never run takes no room from what can.
+        """
+
     def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
         """Take room in the queue before a prompt is tokenised, so that a burst cannot overshoot the bound.
 

@@ -29,9 +29,11 @@ from weir.server.translate import (
     AnyRequest,
     api_field_names,
     check_model,
+    check_salt,
     check_tenant,
     engine_request,
     reservation_tokens,
+    with_prompt,
 )
 from weir.v1 import inference_pb2 as pb
 from weir.v1 import inference_pb2_grpc
@@ -94,9 +96,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Token ids of a prompt."""
         self._lifecycle.check_loaded()
         check_model(request.model, self._engine.info)
-        token_ids = await self._prompts().encode(request.prompt)
-        token_bytes = self._prompts().token_bytes(token_ids) if request.with_bytes else ()
-        return pb.TokenizeResponse(token_ids=token_ids, token_bytes=token_bytes)
+        prompts = self._prompts()
+        prompts.check(request.prompt)
+        return await prompts.tokenize(request.prompt, request.with_bytes)
 
     async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.GetModelResponse:
         """The served model and the limits."""
@@ -163,7 +165,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         deadline: Deadline | None,
         observer: RequestObserver,
     ) -> AsyncIterator[_Generation]:
-        """Reserve, tokenise, submit; and give back ticket, stream, id and output on every path."""
+        """Check, reserve, tokenise, submit; and give back ticket, stream, id and output on every path."""
         arrival = time.monotonic()
         tenant = metadata.get(TENANT_KEY, "")
         self._lifecycle.check_ready()
@@ -172,19 +174,24 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         check_tenant(tenant)
         info = self._engine.info
         check_model(request.model, info)
+        check_salt(request.cache_salt)
+        prompts = self._prompts()
+        prompts.check(request.prompt)
         with self._live.open(request.request_id, metadata.get(REQUEST_ID_KEY, ""), tenant) as live:
             context.set_trailing_metadata(((REQUEST_ID_KEY, live.request_id),))
+            draft = engine_request(
+                request,
+                info,
+                request_id=live.request_id,
+                arrival=arrival,
+                deadline=None if deadline is None else deadline.at,
+                tenant=tenant,
+            )
+            with api_field_names():
+                self._engine.check(draft)
             ticket = self._engine.reserve(reservation_tokens(request, info), tenant)
             try:
-                spec = engine_request(
-                    request,
-                    info,
-                    request_id=live.request_id,
-                    prompt_token_ids=await self._prompts().encode(request.prompt),
-                    arrival=arrival,
-                    deadline=None if deadline is None else deadline.at,
-                    tenant=tenant,
-                )
+                spec = with_prompt(draft, request, await prompts.encode(request.prompt), info)
                 observer.submitted(spec)
                 is_stream = isinstance(request, pb.GenerateRequest)
                 with self._backlogs.open(context, live.interrupt if is_stream else None) as backlog:

@@ -7,15 +7,14 @@ import inspect
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from weir.engine.errors import AnswerTooLargeError, InvalidRequestError, Violation
 from weir.server.errors import StatusError, status_of
 from weir.server.load_report import LoadReporter
+from weir.server.messages import MessageParser
 from weir.server.metadata import REQUEST_ID_KEY, given_id
 
 # Probes and watches are no load.
@@ -24,18 +23,14 @@ _INFERENCE_PREFIX = "/weir.v1.InferenceService/"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Malformed:
-    """Stands for a request that did not parse, until there is a context to refuse it through."""
-
-    reason: str
-
-
 class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handler of every method, once. Servicers raise; only this file aborts."""
 
-    def __init__(self, load: LoadReporter, max_message_bytes: int, receive_timeout_s: float) -> None:
+    def __init__(
+        self, load: LoadReporter, parser: MessageParser, max_message_bytes: int, receive_timeout_s: float
+    ) -> None:
         self._load = load
+        self._parser = parser
         self._max_message_bytes = max_message_bytes
         self._receive_timeout_s = receive_timeout_s
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
@@ -60,13 +55,16 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         method = getattr(handler, kind)
         run = _stream_to_end if handler.response_streaming else self._answer
         is_work = name.startswith(_INFERENCE_PREFIX)
+        deserialize, is_stream = handler.request_deserializer, handler.request_streaming
 
         async def call(requests: Any, context: grpc.aio.ServicerContext) -> Any:
             _name(context, is_work)
             if is_work:
                 self._load.count_request()
             try:
-                request = requests if handler.request_streaming else await self._received(context)
+                request = requests
+                if not is_stream:
+                    request = await self._parser.parse(name, deserialize, await self._received(context))
                 response = await run(method, request, context)
             except grpc.aio.AbortError:
                 raise
@@ -80,14 +78,20 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return response
 
         # On the wire, a call with one request is a stream of one. Taken as a stream, its message is read here, where
-        # there is a limit on how long that takes.
+        # there is a limit on how long that takes, and parsed where there is one on its parts. A true stream of requests
+        # is parsed message by message inside the handler.
         make = getattr(grpc, f"stream_{kind.partition('_')[2]}_rpc_method_handler")
-        # A true stream of requests is parsed message by message inside the handler.
-        parse = handler.request_deserializer if handler.request_streaming else _parser(handler.request_deserializer)
-        return make(call, request_deserializer=parse, response_serializer=handler.response_serializer)
+        return make(
+            call,
+            request_deserializer=deserialize if is_stream else None,
+            response_serializer=handler.response_serializer,
+        )
 
-    async def _received(self, context: grpc.aio.ServicerContext) -> Any:
-        """The one request message. Raises InvalidRequestError, and StatusError when it does not come in time."""
+    async def _received(self, context: grpc.aio.ServicerContext) -> bytes:
+        """The one request message, as it was sent.
+
+        Raises InvalidRequestError when there is none, and StatusError when it does not come in time.
+        """
         try:
             async with asyncio.timeout(self._receive_timeout_s):
                 request = await context.read()
@@ -96,9 +100,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, message, reason="REQUEST_INCOMPLETE") from None
         if request is grpc.aio.EOF:
             raise InvalidRequestError((Violation("request", "the call has no message"),))
-        if isinstance(request, _Malformed):
-            raise InvalidRequestError((Violation("request", request.reason),))
-        return request
+        data: bytes = request
+        return data
 
     async def _answer(self, method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> Any:
         response = await method(request, context)
@@ -130,16 +133,6 @@ async def _stream_to_end(method: Callable[..., Any], request: Any, context: grpc
             await running.aclose()
     else:
         await running
-
-
-def _parser(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def parse(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError as error:
-            return _Malformed(str(error))
-
-    return parse
 
 
 def _name(context: grpc.aio.ServicerContext, always: bool) -> None:

@@ -12,12 +12,12 @@ from weir.engine.process import EngineClient
 from weir.exit_codes import OK
 from weir.models.check import check_model
 from weir.models.errors import ModelError
-from weir.models.tokenizer import Tokenizer as ModelTokenizer
 from weir.server.app import App
 from weir.server.checks import check_server
-from weir.server.prompts import NoTokenizer, Tokenizer
+from weir.server.prompts import NoTokenizer
 from weir.server.scheduling import patient_threads
 from weir.server.signals import StopSignals, end_within
+from weir.server.tokenizer_pool import TokenizerPool
 from weir.telemetry.telemetry import Telemetry
 
 # What a process gets that was asked to end twice: to send the last statuses, and to kill its engine.
@@ -46,13 +46,15 @@ async def _serve(settings: Settings) -> int:
     signals = StopSignals(asyncio.get_running_loop(), lambda: end_within(ASKED_TWICE_S, OK))
     model = settings.model
     observer = Telemetry(settings, model.served_model_name or Path(model.model).name)
-    engine = EngineClient(settings)
+    engine, tokenizer = EngineClient(settings), make_tokenizer(settings)
     # gRPC must not exist yet in a process that starts another one.
     engine.start()
+    tokenizer.start()
     try:
         with patient_threads():
-            app = App(settings, engine, lambda: load_tokenizer(settings), observer)
+            app = App(settings, engine, tokenizer, observer)
     except BaseException:
+        tokenizer.close()
         await engine.stop(0.0)
         raise
     exit_code = await app.run(signals)
@@ -60,9 +62,9 @@ async def _serve(settings: Settings) -> int:
     return exit_code
 
 
-def load_tokenizer(settings: Settings) -> Tokenizer:
-    """The model folder's tokenizer. Raises ModelError."""
+def make_tokenizer(settings: Settings) -> TokenizerPool | NoTokenizer:
+    """The tokenizer of the model folder, which need not have one for random weights."""
     folder = Path(settings.model.model)
     if settings.model.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         return NoTokenizer()
-    return ModelTokenizer(folder)
+    return TokenizerPool(folder, settings.server)

@@ -18,8 +18,10 @@ from weir.server.engine_api import Engine
 from weir.server.health import HealthService
 from weir.server.inference import InferenceService
 from weir.server.lifecycle import Lifecycle
+from weir.server.limits import MessageLimits
 from weir.server.live import LiveRequests
 from weir.server.load_report import LoadReporter
+from weir.server.messages import MessageParser
 from weir.server.observer import Observer
 from weir.server.options import server_options
 from weir.server.prompts import PromptEncoder
@@ -49,12 +51,14 @@ class Services:
         lifecycle: Lifecycle,
         live: LiveRequests,
         prompts: Callable[[], PromptEncoder],
+        limits: Callable[[], MessageLimits | None],
         observer: Observer,
         backlogs: Backlogs,
         max_connections: int,
     ) -> None:
         self._settings = settings.server
         self._max_connections = max_connections
+        self._limits = limits
         pulse = Pulse(engine, settings.engine.stall_timeout_s)
         watches = Watches(self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
         self.load = LoadReporter(engine, lifecycle, watches)
@@ -93,5 +97,6 @@ class Services:
 
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
         settings = self._settings
-        interceptors = [*first, RpcInterceptor(self.load, settings.max_message_bytes, settings.receive_timeout_s)]
-        return grpc.aio.server(interceptors=interceptors, options=server_options(settings, self._max_connections))
+        parser = MessageParser(self._limits)
+        rpc = RpcInterceptor(self.load, parser, settings.max_message_bytes, settings.receive_timeout_s)
+        return grpc.aio.server(interceptors=[*first, rpc], options=server_options(settings, self._max_connections))

@@ -20,7 +20,7 @@ from tests.contract.fake_tokenizer import ByteTokenizer
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     server = ServerSettings(host="127.0.0.1", port=0, admin_address=f"unix:{tmp_path / 'admin.sock'}")
     engine = FakeEngine()
-    made = App(Settings(server=server), engine, ByteTokenizer)
+    made = App(Settings(server=server), engine, ByteTokenizer())
     await made.start()
     engine.load()
     await made.lifecycle.changed(0, timeout_s=5)

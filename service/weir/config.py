@@ -228,7 +228,7 @@ class ServerSettings(_Section):
         None, description="largest text or conversation; default: 16 bytes for each token of the model length"
     )
     tokenizer_processes: int = Field(
-        2, gt=0, description="processes that tokenise; half of them take short prompts only"
+        2, gt=0, description="processes that tokenise prompts; every second one takes the long ones"
     )
     tokenizer_timeout_s: Seconds = Field(
         10.0, gt=0, description="a prompt that takes longer to tokenise, in computing time, is refused"

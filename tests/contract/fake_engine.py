@@ -145,6 +145,7 @@ class FakeEngine:
         self.outlook = QueueOutlook()
         self.streams: set[FakeStream] = set()
         self.submitted: list[GenerateRequest] = []
+        self.reservations: list[int] = []
         self.reserve_error: RequestError | None = None
         self.submit_error: Exception | None = None
         self.ungated_tokens = 0
@@ -181,7 +182,9 @@ class FakeEngine:
             raise UnavailableError("MODEL_LOADING", 5.0)
         if self.reserve_error is not None:
             raise self.reserve_error
-        return self.gate.reserve(tokens_upper_bound, tenant)
+        ticket = self.gate.reserve(tokens_upper_bound, tenant)
+        self.reservations.append(tokens_upper_bound)
+        return ticket
 
     def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
         if self.submit_error is not None:

@@ -39,7 +39,7 @@ async def observed_app(
         telemetry=TelemetrySettings(trace_endpoint=trace_endpoint),
     )
     telemetry = Telemetry(settings, "echo")
-    app = App(settings, engine, ByteTokenizer, telemetry)
+    app = App(settings, engine, ByteTokenizer(), telemetry)
     await app.start()
     engine.load()
     await app.lifecycle.changed(0, timeout_s=5)

@@ -1,4 +1,4 @@
-"""`weir serve` in a process of its own, over a tiny model with random weights: token ids in, token ids out."""
+"""`weir serve` in a process of its own, over a tiny model with random weights, with a tokenizer or without."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -35,14 +35,23 @@ CONFIG = {
 
 
 class ServerProcess:
-    """Started on construction, with further flags; ready after `ready()`. `prefix` is a command that starts it."""
+    """Started on construction, with further flags; ready after `ready()`. `prefix` is a command that starts it.
+
+    `complete` may add files to the model.
+    """
 
     def __init__(
-        self, folder: Path, *flags: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        *flags: str,
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        complete: Callable[[Path], object] = lambda model: None,
     ) -> None:
         model = folder / "tiny"
         model.mkdir()
         (model / "config.json").write_text(json.dumps(CONFIG))
+        complete(model)
         self.target = f"127.0.0.1:{free_port()}"
         self.log_file = folder / "server.log"
         self.process = subprocess.Popen(

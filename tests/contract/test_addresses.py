@@ -29,7 +29,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         server = {"port": 0, "health_port": 0, "admin_address": f"unix:{tmp_path / 'admin.sock'}"} | settings
         secured = ServerSettings.model_validate(server | {"auth_tokens_file": str(tokens)})
         engine = FakeEngine()
-        app = App(Settings(server=secured), engine, ByteTokenizer)
+        app = App(Settings(server=secured), engine, ByteTokenizer())
         await app.start()
         apps.append(app)
         engine.load()

@@ -198,7 +198,7 @@ async def test_a_server_that_wants_another_token_is_told_as_a_token(
     known.write_text("s3cret\n")
     wrong.write_text("# comment\nguess\n")
     server = ServerSettings(host="127.0.0.1", port=0, admin_address="127.0.0.1:0", auth_tokens_file=str(known))
-    app = App(Settings(server=server), engine, ByteTokenizer)
+    app = App(Settings(server=server), engine, ByteTokenizer())
     await app.start()
     engine.load()
     await app.lifecycle.changed(0, timeout_s=5)

@@ -70,10 +70,10 @@ class TokenizerLane:
             try:
                 return await self._reply(job)
             except TimeoutError:
-                self._end("took too long", len(job.prompt))
+                await self._replace("it takes too long", len(job.prompt))
                 raise PromptError(f"takes more than {self._limit_s:g} s to tokenise") from None
             except ProcessEndedError as error:
-                self._end(str(error), len(job.prompt))
+                await self._replace(str(error), len(job.prompt))
                 if error.exit_code not in _FOREIGN_EXITS:
                     break
         raise PromptError("takes more memory to tokenise than it may, or breaks the tokenizer: its process ended")
@@ -99,10 +99,10 @@ class TokenizerLane:
         finally:
             reply.cancel()
 
-    def _end(self, reason: str, prompt_bytes: int) -> None:
+    async def _replace(self, reason: str, prompt_bytes: int) -> None:
         _log.warning("a tokenizer process is replaced: %s, with a prompt of %d bytes", reason, prompt_bytes)
-        self._process.kill()
         self._running = False
+        await self._process.end()
 
     async def _recovered(self) -> bool:
         """Whether the process runs, started again when it does not."""
@@ -114,7 +114,7 @@ class TokenizerLane:
                 await self._process.ready()
         except (ModelError, ProcessEndedError, OSError) as error:  # TimeoutError is an OSError
             _log.error("a tokenizer process cannot be started again: %s", error)
-            self._process.kill()
+            await self._process.end()
             return False
         self._running = True
         return True

@@ -20,7 +20,7 @@ _LONG_NICENESS = 10
 
 
 class TokenizerPool:
-    """Owns the processes. Every second one takes short prompts only; when there is but one, it takes all."""
+    """Owns the processes. Every second one takes the long prompts; when there is but one, it takes all."""
 
     def __init__(self, folder: Path, settings: ServerSettings) -> None:
         self._folder = folder

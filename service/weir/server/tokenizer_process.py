@@ -77,6 +77,11 @@ class TokenizerProcess:
             return 0.0
         return float(times.user + times.system)
 
+    async def end(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self.kill()
+        await asyncio.to_thread(self._process.join, _REAP_S)
+
     def kill(self) -> None:
         """End it at once. Idempotent."""
         self._process.kill()
@@ -90,5 +95,6 @@ class TokenizerProcess:
             kind, size = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             return Kind(kind), await self._reader.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
+            # Its end of the socket is closed, so that it is ending by itself.
             await asyncio.to_thread(self._process.join, _REAP_S)
             raise ProcessEndedError(self._process.exitcode) from None

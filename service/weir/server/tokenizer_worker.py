@@ -56,6 +56,8 @@ def tokenizer_main(folder: Path, connection: socket.socket, memory_bytes: int, n
     os.nice(niceness)
     # One prompt at a time has no use for threads, whose address space would count.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Running out of memory is expected here, and no reason for pages of log.
+    os.environ["RUST_BACKTRACE"] = "0"
     with connection, connection.makefile("rb") as requests:
         try:
             from weir.models.tokenizer import Tokenizer  # late: whoever starts the process does without

@@ -23,7 +23,7 @@ class Script:
         self.answers = list(answers)
         self.prompts: list[bytes] = []
         self.starts = 0
-        self.kills = 0
+        self.ends = 0
         self.start_error: Exception | None = None
         self.clock: Callable[[], float] = lambda: 0.0
 
@@ -48,8 +48,8 @@ class Script:
     def computed_s(self) -> float:
         return self.clock()
 
-    def kill(self) -> None:
-        self.kills += 1
+    async def end(self) -> None:
+        self.ends += 1
 
 
 class Served:
@@ -102,7 +102,7 @@ async def test_a_refusal_is_its_own_prompts_alone_and_leaves_the_process(serve: 
     with pytest.raises(PromptError, match="no such role"):
         await first
     assert await second == [2]
-    assert (lane.script.kills, lane.script.starts) == (0, 0)
+    assert (lane.script.ends, lane.script.starts) == (0, 0)
 
 
 async def test_an_exception_nobody_expected_reaches_the_caller_and_the_lane_goes_on(
@@ -150,7 +150,7 @@ async def test_a_prompt_that_computes_for_too_long_is_refused_and_its_process_re
     with pytest.raises(PromptError, match=r"takes more than 0\.5 s to tokenise"):
         await lane.ask(b"bad")
     assert await lane.ask(b"good") == [7]
-    assert (lane.script.kills, lane.script.starts) == (1, 1)
+    assert (lane.script.ends, lane.script.starts) == (1, 1)
 
 
 async def test_a_process_that_waits_for_a_core_is_given_more_time(serve: Callable[..., Served]) -> None:
@@ -163,7 +163,7 @@ async def test_a_process_that_waits_for_a_core_is_given_more_time(serve: Callabl
     await asyncio.sleep(3 * LIMIT_S)
     held.set()
     assert await answer == [0]
-    assert lane.script.kills == 0
+    assert lane.script.ends == 0
 
 
 async def test_a_process_that_computes_nothing_is_replaced_and_its_prompt_tried_again(
@@ -172,7 +172,7 @@ async def test_a_process_that_computes_nothing_is_replaced_and_its_prompt_tried_
     monkeypatch.setattr(tokenizer_lane, "_HANGS_AFTER", 2)
     lane = serve(asyncio.Event(), [7])
     assert await lane.ask() == [7]
-    assert (lane.script.kills, lane.script.starts) == (1, 1)
+    assert (lane.script.ends, lane.script.starts) == (1, 1)
 
 
 async def test_a_prompt_goes_on_only_a_little_when_its_caller_has_gone(
@@ -187,7 +187,7 @@ async def test_a_prompt_goes_on_only_a_little_when_its_caller_has_gone(
     gone.cancel()
     async with asyncio.timeout(30):
         assert await other == [7]
-    assert lane.script.kills == 1
+    assert lane.script.ends == 1
 
 
 async def test_a_process_that_cannot_be_started_again_is_a_fault_of_the_server_not_of_the_prompt(

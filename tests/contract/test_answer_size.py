@@ -24,6 +24,7 @@ from weir.engine.request import (
 from weir.server.answer_size import check_unary, scored_token_bytes, stream_pieces
 from weir.server.lifecycle import Lifecycle
 from weir.server.load_report import LoadReporter
+from weir.server.messages import MessageParser
 from weir.server.replies import StreamReply
 from weir.server.rpc import RpcInterceptor
 from weir.server.watches import Watches
@@ -220,7 +221,9 @@ async def test_any_other_answer_that_is_too_large_is_told_so_and_never_to_be_rep
         return pb.TokenizeResponse(token_ids=[1] * 64 * KIB)
 
     load = LoadReporter(engine, Lifecycle(), Watches(1.0))
-    server = grpc.aio.server(interceptors=[RpcInterceptor(load, 64 * KIB, receive_timeout_s=5)])
+    server = grpc.aio.server(
+        interceptors=[RpcInterceptor(load, MessageParser(lambda: None), 64 * KIB, receive_timeout_s=5)]
+    )
     handler = grpc.unary_unary_rpc_method_handler(
         large, pb.TokenizeRequest.FromString, pb.TokenizeResponse.SerializeToString
     )

@@ -166,13 +166,15 @@ class FakeEngine:
             raise self.reserve_error
         return self.gate.reserve(tokens_upper_bound, tenant)
 
-    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
+    def validate(self, request: GenerateRequest) -> None:
         if self.submit_error is not None:
             raise self.submit_error
         if not request.prompt_token_ids:
             raise InvalidRequestError((Violation("prompt", "is empty"),))
         if not 0 < request.params.top_p <= 1:
             raise InvalidRequestError((Violation("top_p", f"must be in (0, 1], got {request.params.top_p}"),))
+
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
         self.submitted.append(request)
         return FakeStream(self, request)
 

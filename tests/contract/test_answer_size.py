@@ -194,6 +194,16 @@ async def test_a_unary_call_is_refused_before_anything_is_computed_and_with_its_
         assert server.statuses() == {"INVALID_ARGUMENT": 1}
 
 
+async def test_a_request_that_is_wrong_otherwise_is_told_that_and_not_its_size() -> None:
+    async with (
+        observed_app(PushingEngine(), max_message_bytes=64 * KIB) as server,
+        AsyncClient(f"127.0.0.1:{server.app.port}", max_attempts=1) as client,
+    ):
+        with pytest.raises(InvalidRequestError) as refused:
+            await client.complete(token_ids=[1], max_tokens=2**31 - 1, logprobs=20, top_p=2.0)
+        assert [violation.field for violation in refused.value.violations] == ["params.top_p"]
+
+
 async def test_text_that_outgrows_a_message_ends_its_unary_call_when_it_does() -> None:
     engine = PushingEngine()
     async with (

@@ -189,6 +189,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 is_stream = isinstance(request, pb.GenerateRequest)
                 with self._backlogs.open(context, live.interrupt if is_stream else None) as backlog:
                     with api_field_names():
+                        self._engine.validate(spec)
                         (check_stream if is_stream else check_unary)(spec, info.vocab_size, self._max_message_bytes)
                         stream = self._engine.submit(spec, ticket, backlog)
                     try:

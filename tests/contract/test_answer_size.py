@@ -21,7 +21,7 @@ from weir.engine.request import (
     TokenLogprobs,
     Usage,
 )
-from weir.server.answer_size import check_unary, scored_token_bytes, stream_pieces
+from weir.server.answer_size import check_stream, check_unary, scored_token_bytes, stream_pieces
 from weir.server.lifecycle import Lifecycle
 from weir.server.load_report import LoadReporter
 from weir.server.replies import StreamReply
@@ -156,6 +156,16 @@ def test_any_delta_becomes_messages_that_fit_and_together_are_the_delta(
     # A client that looks at the prompt's scores when the first text comes has them all.
     first = next(i for i, message in enumerate(messages) if message.deltas)
     assert sum(len(message.prompt_logprobs) for message in messages[: first + 1]) == len(scores)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_scores_of_a_token_that_fit_into_no_message_are_refused(field: str) -> None:
+    # An alternative takes 11 bytes: its id 4, its float 5, its tag and length 2; the token itself 12.
+    fits = (16 * KIB - 12) // 11
+    check_stream(spec(**{field: fits}), VOCAB, 4 * 2**20)  # type: ignore[arg-type]
+    with pytest.raises(Invalid) as refused:
+        check_stream(spec(**{field: fits + 1}), VOCAB, 4 * 2**20)  # type: ignore[arg-type]
+    assert [violation.field for violation in refused.value.violations] == [field]
 
 
 async def test_the_scores_of_a_prompt_of_20000_tokens_arrive_whole_over_a_stream() -> None:

@@ -22,6 +22,7 @@ from weir.engine.request import (
     Usage,
 )
 from weir.server.answer_size import check_stream, check_unary, scored_token_bytes, stream_pieces
+from weir.server.backlog import Backlogs
 from weir.server.lifecycle import Lifecycle
 from weir.server.load_report import LoadReporter
 from weir.server.replies import StreamReply
@@ -239,7 +240,7 @@ async def test_any_other_answer_that_is_too_large_is_told_so_and_never_to_be_rep
     async def large(request: bytes, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         return pb.TokenizeResponse(token_ids=[1] * 64 * KIB)
 
-    load = LoadReporter(engine, Lifecycle(), Watches(1.0))
+    load = LoadReporter(engine, Lifecycle(), Watches(Backlogs(1, 1, 1.0), 1.0))
     server = grpc.aio.server(interceptors=[RpcInterceptor(load, 64 * KIB, receive_timeout_s=5)])
     handler = grpc.unary_unary_rpc_method_handler(
         large, pb.TokenizeRequest.FromString, pb.TokenizeResponse.SerializeToString

@@ -189,10 +189,12 @@ class FakeEngine:
         self.reservations.append(tokens_upper_bound)
         return ticket
 
-    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
+    def validate(self, request: GenerateRequest) -> None:
         if self.submit_error is not None:
             raise self.submit_error
         validate(request, self.limits)
+
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
         self.submitted.append(request)
         return FakeStream(self, request)
 

@@ -79,7 +79,7 @@ def _load(command: Command) -> ModuleType:
     except ModuleNotFoundError as error:
         if command.extra is None or (error.name or "").startswith("weir"):
             raise
-        raise MissingExtraError(f"{error.name} is missing: pip install 'weir[{command.extra}]'") from None
+        raise MissingExtraError(f"{error.name} is missing: pip install 'weir-llm[{command.extra}]'") from None
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def _from_hub(repo_id: str, folder: Path, progress: Callable[[str], None]) -> No
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise FetchError(
-            f"downloading from the hub needs the 'fetch' extra: pip install 'weir[fetch]' ({error})"
+            f"downloading from the hub needs the 'fetch' extra: pip install 'weir-llm[fetch]' ({error})"
         ) from None
     progress(f"downloading {repo_id} from the hub")
     try:

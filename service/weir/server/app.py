@@ -83,6 +83,8 @@ class App:
             max_connections,
         )
         self._traffic = services.load
+        self._credentials = services.credentials
+        self._observer.credentials(services.credentials)
         self._server, self._admin, self._probes = services.public(), services.admin(), services.probes()
         self.port = 0
         self.health_port = 0
@@ -97,7 +99,7 @@ class App:
         address, admin = f"{host}:{server.port}", check_address(server.admin_address)
         if admin.startswith("unix:"):
             check_socket(admin)
-        self.port = _listen(lambda: bind(self._server, address, server), address)
+        self.port = _listen(lambda: bind(self._server, address, server, self._credentials), address)
         admin_port = _listen(lambda: self._admin.add_insecure_port(admin), admin)
         self.admin_target = admin if admin.startswith("unix:") else f"{admin.rpartition(':')[0]}:{admin_port}"
         if server.health_port is not None:

@@ -240,6 +240,9 @@ class ServerSettings(_Section):
     tls_key_file: str | None = Field(None, description="PEM key of the certificate")
     tls_client_ca_file: str | None = Field(None, description="PEM CA; with it, clients must bring a certificate of it")
     auth_tokens_file: str | None = Field(None, description="file of bearer tokens, one a line; health needs none")
+    auth_tokens_grace_s: Seconds = Field(
+        60.0, description="how long tokens stay good when their file is emptied, removed or unreadable"
+    )
     health_port: int | None = Field(
         None, ge=0, le=65535, description="further port, in plain text, that serves health only (for probes under TLS)"
     )

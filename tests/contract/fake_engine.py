@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
 from weir.engine.queue_gate import QueueGate, Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, QueueOutlook, StepRecord
 from weir.engine.request import (
     Admitted,
     ChoiceFinish,
@@ -142,6 +142,7 @@ class FakeEngine:
             LIMITS, max_model_len=info.max_model_len, kv_blocks=info.kv_total_tokens // info.block_size
         )
         self.on_step: list[Callable[[StepRecord], None]] = []
+        self.on_loading: list[Callable[[LoadStage], None]] = []
         self.budget = IDLE
         self.heartbeat = FakeProgress()
         self.gate = QueueGate(100, 10_000, Tenants(), lambda: self.budget, lambda: self.outlook, info.max_running)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from weir.engine.errors import EngineFailedError
 from weir.engine.queue_gate import Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, StepRecord
 from weir.engine.request import Event, GenerateRequest
 from weir.engine.unread import Meter
 
@@ -39,6 +39,8 @@ class Engine(Protocol):
     """The engine as seen from the event loop: nothing here blocks."""
 
     on_step: list[Callable[[StepRecord], None]]
+    on_loading: list[Callable[[LoadStage], None]]
+    """Told how far loading is, until the engine is ready."""
     failed: asyncio.Future[EngineFailedError]
     """Done when the engine process has died."""
 

@@ -27,7 +27,7 @@ from weir.server.options import server_options
 from weir.server.prompts import PromptEncoder
 from weir.server.pulse import Pulse
 from weir.server.rpc import RpcInterceptor
-from weir.server.security import token_interceptors
+from weir.server.security import Credentials, token_interceptors
 from weir.server.watches import MAX_PER_CONNECTION, Watches
 from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
 
@@ -36,7 +36,6 @@ REFLECTED = (
     budget.SERVICE,
     load_report.SERVICE,
     "grpc.health.v1.Health",
-    "grpc.channelz.v1.Channelz",
     reflection.SERVICE_NAME,
 )
 
@@ -57,6 +56,7 @@ class Services:
         max_connections: int,
     ) -> None:
         self._settings = settings.server
+        self.credentials = Credentials()
         self._max_connections = max_connections
         self._limits = limits
         pulse = Pulse(engine, settings.engine.stall_timeout_s)
@@ -72,12 +72,11 @@ class Services:
     def public(self) -> grpc.aio.Server:
         """Everything that clients, balancers and tools use."""
         # Tokens first: what they refuse must not reach the handlers.
-        server = self._server(*token_interceptors(self._settings))
+        server = self._server(*token_interceptors(self._settings, self.credentials))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         server.add_generic_rpc_handlers((self.load.handler(),))
-        channelz.add_channelz_servicer(server)
         reflection.enable_server_reflection(REFLECTED, server)
         return server
 
@@ -87,6 +86,8 @@ class Services:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        # It names every client by its address.
+        channelz.add_channelz_servicer(server)
         return server
 
     def probes(self) -> grpc.aio.Server:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -26,7 +27,7 @@ class JsonLinesExporter(SpanExporter):
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._file = path.open("ab")
+        self._file = _open(path)
         self._is_regular = path.is_file()  # a pipe or a terminal has no size
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -47,6 +48,12 @@ class JsonLinesExporter(SpanExporter):
     def shutdown(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _open(path: Path) -> BinaryIO:
+    # To write to a named pipe, one waits for its reader, and the server would not start; to read and write, one does
+    # not. Exports then wait for the reader, on their own thread.
+    return open(os.open(path, os.O_RDWR), "wb") if path.is_fifo() else path.open("ab")  # noqa: PTH123
 
 
 def _request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:

@@ -138,3 +138,15 @@ def test_a_pipe_is_written_to_and_never_renamed(tmp_path: Path) -> None:
 def names_in(file: Path) -> list[str]:
     requests = map(json.loads, file.read_text().splitlines())
     return [request["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] for request in requests]
+
+
+def test_a_named_pipe_without_a_reader_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    pipe = tmp_path / "trace"
+    os.mkfifo(pipe)
+    exporter = JsonLinesExporter(pipe, MUCH)
+    exporter.export([span()])
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    [line] = os.read(reader, 2**20).splitlines()
+    assert json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] == "engine.step"
+    os.close(reader)
+    exporter.shutdown()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from weir.engine.detokenizer import TokenTable
@@ -83,6 +86,44 @@ def test_a_character_that_never_completes_is_flushed_with_the_last_token() -> No
     speaker.run(max_tokens=2)
     assert speaker.texts("half") == ["a", "�"]
     assert speaker.engine.finish("half") == LENGTH
+
+
+def test_a_character_that_the_prompt_began_comes_whole_with_the_output_of_every_choice() -> None:
+    """A prompt that ended with bytes e6 97 was continued by a5, and each text began with U+FFFD."""
+    table = TokenTable([b"</s>", b"x\xe6", b"\x97", b"\xa5", b"!", b"\xa6"], special_ids={0})
+    prompts = {(1, 2): [3, 4, 0], (4, 1, 0, 2): [5, 4, 0], (4, 1): [4, 0]}
+    engine = Engine(make_core(ExactModel(says=prompts), eos=(0,), table=table))
+    for number, prompt in enumerate(prompts):
+        engine.submit(f"{number}", prompt, 9, n=2)
+    engine.run()
+    for choice in (0, 1):
+        assert [engine.text(f"{number}", choice) for number in range(3)] == ["日!", "旦!", "\ufffd!"]
+
+
+def test_the_first_word_of_an_output_keeps_its_space_behind_a_prompt_through_a_preemption() -> None:
+    """ "The river" and "▁was" were joined to "The riverwas"."""
+    table = TokenTable([b"</s>", b" The", b" river", b" was", b" low"], {0}, strips_leading_space=True)
+    says = {(1, 2): [3, 4, 3, 4, 3, 4, 0], (0,): [1, 2, 0], (7, 8): [4, 0]}
+    engine = Engine(make_core(ExactModel(says=says), eos=(0,), table=table, max_running=1, preempt_lower_priority=True))
+    engine.submit("low", (1, 2), 9, priority=9)
+    for _ in range(3):
+        engine.step()
+    engine.submit("begins", (0,), 9, priority=0)
+    engine.submit("no text", (7, 8), 9, priority=0)
+    engine.run()
+    assert engine.preemptions("low") == 1
+    assert engine.text("low") == " was low was low was low"
+    assert (engine.text("begins"), engine.text("no text")) == ("The river", "low")
+
+
+def test_a_stop_string_may_hold_the_character_that_the_prompt_began_but_no_text_before_it() -> None:
+    table = TokenTable([b"</s>", b"x\xe6", b"\x97", b"\xa5", b"!"], special_ids={0})
+    engine = Engine(make_core(ExactModel(says={(1, 2): [3, 4, 4, 0]}), eos=(0,), table=table))
+    for name, stop in (("whole", "日!"), ("before", "x日")):
+        engine.submit(name, (1, 2), 9, stop=(stop,))
+    engine.run()
+    assert (engine.text("whole"), engine.finish("whole")) == ("", stopped_by("日!"))
+    assert (engine.text("before"), engine.finish("before")) == ("日!!", STOP)
 
 
 # -- stop strings -------------------------------------------------------------------------------------------------
@@ -179,6 +220,23 @@ def test_min_tokens_counts_on_through_a_preemption() -> None:
     assert engine.preemptions("low") == 1
     assert len(engine.tokens("low")) == 7
     assert engine.tokens("low")[-1] == 5
+
+
+def test_an_end_token_that_only_the_tokenizer_names_ends_an_output_unless_it_is_ignored(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """A chat model whose config named another token said its eight end tokens up to LENGTH, with empty text."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model.folder, folder)
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | {"eos_token_id": 0}))
+    engine = TinyModel(folder, tiny_model.reference).engine()
+    assert engine.core.info.eos_token_ids == (0, 2)  # </s> of the tokenizer is 2
+    for name, ignore in (("stops", False), ("ignores", True)):
+        engine.submit(name, some_tokens(9), 8, logit_bias=((2, 100.0),), ignore_eos=ignore)
+    engine.run()
+    assert (engine.tokens("stops"), engine.finish("stops")) == ([2], STOP)
+    assert (engine.tokens("ignores"), engine.finish("ignores")) == ([2] * 8, LENGTH)
 
 
 def test_ignore_eos_passes_over_every_id_of_the_model_and_none_of_the_request(tiny_model: TinyModel) -> None:

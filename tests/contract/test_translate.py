@@ -137,7 +137,7 @@ def test_what_is_reserved_bounds_every_kind_of_prompt() -> None:
 
 
 def test_the_client_refuses_keywords_that_do_not_exist() -> None:
-    with pytest.raises(TypeError, match="unknown keyword: temprature"):
+    with pytest.raises(TypeError, match="temprature: there is no such keyword"):
         build_generate(build_prompt("x", None, None), {"temprature": 1.0})  # type: ignore[typeddict-unknown-key]
 
 

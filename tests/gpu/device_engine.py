@@ -86,7 +86,7 @@ def engine(decoder: Decoder, ahead: bool) -> EngineCore:
         max_batch_tokens=SHAPE.max_tokens,
         max_running=SHAPE.max_rows,
         default_max_tokens=MAX_LEN,
-        eos_token_ids=SPEC.eos_token_ids,
+        eos_token_ids=(95,),
     )
     limits = RequestLimits(SPEC.vocab_size, MAX_LEN, BLOCK_SIZE, NUM_BLOCKS, SHAPE.max_rows, 4, 20, 16, 256, 1024)
     tenants = Tenants()

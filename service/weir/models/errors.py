@@ -11,6 +11,10 @@ class FetchError(ModelError):
     """The model folder could not be built or downloaded."""
 
 
+class UnknownModelError(FetchError):
+    """The name is neither a folder nor one that a model can be fetched by."""
+
+
 class ModelFolderError(ModelError):
     """A folder is not a usable model: a file is missing or damaged."""
 

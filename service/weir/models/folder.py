@@ -3,76 +3,35 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from weir.models.errors import ModelFolderError
-
-SINGLE_FILE = "model.safetensors"
-SHARD_INDEX = "model.safetensors.index.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ModelFolderError naming the file when it is missing, damaged or not an object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFolderError(f"{path.parent} has no {path.name}") from None
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"cannot read {path}: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelFolderError(f"{path} holds a {type(value).__name__}, not a JSON object")
-    return value
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: model.safetensors, or the shards its index names.
-
-    Raises ModelFolderError when there is neither, or when a shard is absent.
-    """
-    if (folder / SHARD_INDEX).is_file():
-        index = read_json(folder / SHARD_INDEX)
-        shards = index.get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise ModelFolderError(f"{folder / SHARD_INDEX} has no weight_map")
-        files = [folder / name for name in sorted(set(shards.values()))]
-    else:
-        files = [folder / SINGLE_FILE]
-    for file in files:
-        if not file.is_file():
-            raise ModelFolderError(f"{folder} has no {file.name}")
-    return files
+from weir.models.checkpoint import find_checkpoint
+from weir.models.errors import ModelError
+from weir.models.explain import TOKENIZER, require_folder, require_tokenizer
+from weir.models.json_file import read_json
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ModelFolderError unless config.json, the tokenizer and whole safetensors files are there.
+    """Raise a ModelError unless config.json, the tokenizer and whole safetensors files are there.
 
     Reads only the headers; a truncated weight file is found, a flipped bit inside it is not.
     """
-    if not folder.is_dir():
-        raise ModelFolderError(f"{folder} is not a folder")
+    require_folder(folder)
     read_json(folder / "config.json")
-    read_json(folder / "tokenizer.json")
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, framework="numpy"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise ModelFolderError(f"{file} is damaged: {error}") from None
+    find_checkpoint(folder)
+    require_tokenizer(folder)
+    read_json(folder / TOKENIZER)
 
 
 def is_model_folder(folder: Path) -> bool:
     """Whether `check_model_folder` finds nothing wrong."""
     try:
         check_model_folder(folder)
-    except ModelFolderError:
+    except ModelError:
         return False
     return True
 
@@ -84,7 +43,7 @@ def build_folder(
 
     `partial` is a hidden folder beside the target, renamed into place at the end; a kill at any moment leaves at most
     that folder, which the next run empties (or, with `resume`, hands to `build` as it is). Concurrent callers wait for
-    each other and find the work done. Raises what `build` raises, and ModelFolderError when its result is unusable.
+    each other and find the work done. Raises what `build` raises, and a ModelError when its result is unusable.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from weir.models.errors import ModelFolderError, WeightsError
-from weir.models.folder import weight_files
+from weir.models.checkpoint import find_checkpoint
+from weir.models.errors import WeightsError
 from weir.models.spec import ModelSpec
-from weir.models.tensors import JoinedTensor, joined_tensors
+from weir.models.tensors import JoinedTensor, joined_tensors, num_parameters
 
 Weights = dict[str, torch.Tensor]
 
+
+class Report(Protocol):
+    """Is told how far loading is: bytes done of a total, 0 where that is not known."""
+
+    def __call__(self, what: str, done_bytes: int = 0, total_bytes: int = 0) -> None: ...
+
+
+def no_report(what: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
+    """Tell nobody."""
+
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_STORED_DTYPES = ("F32", "BF16", "F16")
-_LISTED = 5
 # A prime, so that tiling it over a matrix repeats no row.
 _RANDOM_BLOCK = 1_048_573
 
@@ -31,26 +39,26 @@ def resolve_dtype(setting: str, spec: ModelSpec) -> torch.dtype:
     return _DTYPES[spec.dtype if setting == "auto" else setting]
 
 
-def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Weights:
+def load_weights(
+    folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, report: Report = no_report
+) -> Weights:
     """Read a (sharded) safetensors checkpoint into the tensors that `joined_tensors` names.
 
     The headers are checked before any data is read. Raises WeightsError naming the tensors that are missing,
-    unexpected, mis-shaped or quantised, and ModelFolderError for a missing or damaged file.
+    unexpected, mis-shaped, quantised or not finite, and ModelFolderError for a missing or damaged file.
     """
     with ExitStack() as stack:
         stored: dict[str, Any] = {}
-        for path in weight_files(Path(folder)):
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            except (OSError, SafetensorError) as error:
-                raise ModelFolderError(f"{path} is damaged: {error}") from None
-            for name in file.keys():  # noqa: SIM118  # not a mapping: it cannot be iterated
-                if name in stored:
-                    raise WeightsError(f"tensor {name} is in more than one file of {folder}")
-                stored[name] = file
-        tensors = list(joined_tensors(spec))
-        _check(tensors, stored, spec)
-        weights = {tensor.name: _read(tensor, stored, dtype, device) for tensor in tensors}
+        for path in find_checkpoint(Path(folder), spec).files:
+            file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            stored |= dict.fromkeys(file.keys(), file)
+        weights: Weights = {}
+        done, total = 0, num_parameters(spec) * dtype.itemsize
+        for tensor in joined_tensors(spec):
+            report("reading weights", done, total)
+            weights[tensor.name] = _read(tensor, stored, dtype, device)
+            done += weights[tensor.name].nbytes
+        report("reading weights", done, total)
     return _with_head(weights)
 
 
@@ -70,42 +78,24 @@ def _with_head(weights: Weights) -> Weights:
     return weights
 
 
-def _check(tensors: Iterable[JoinedTensor], stored: dict[str, Any], spec: ModelSpec) -> None:
-    expected = {name: shape for tensor in tensors for name, shape in tensor.parts}
-    problems = []
-    if missing := [name for name in expected if name not in stored]:
-        problems.append(f"missing {_list(missing)}")
-    if extra := sorted(name for name in stored if name not in expected and not _is_redundant(name, spec)):
-        problems.append(f"unexpected {_list(extra)}")
-    for name, shape in expected.items():
-        if name not in stored:
-            continue
-        entry = stored[name].get_slice(name)
-        if tuple(entry.get_shape()) != shape:
-            problems.append(f"{name} has shape {list(entry.get_shape())}, the config needs {list(shape)}")
-        elif entry.get_dtype() not in _STORED_DTYPES:
-            problems.append(f"{name} is stored as {entry.get_dtype()}, supported are {', '.join(_STORED_DTYPES)}")
-    if problems:
-        raise WeightsError(f"the checkpoint does not fit its config ({spec.architecture}): {_list(problems, '; ')}")
-
-
-def _is_redundant(name: str, spec: ModelSpec) -> bool:
-    # Old Llama checkpoints store the rotary frequencies; some with tied embeddings store the head a second time.
-    return name.endswith(".rotary_emb.inv_freq") or (spec.tie_word_embeddings and name == "lm_head.weight")
-
-
-def _list(items: list[str], separator: str = ", ") -> str:
-    more = f"{separator}and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
-    return separator.join(items[:_LISTED]) + more
-
-
 def _read(tensor: JoinedTensor, stored: dict[str, Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     out = torch.empty(tensor.shape, dtype=dtype, device=device)
     row = 0
     for name, shape in tensor.parts:
-        out[row : row + shape[0]].copy_(stored[name].get_tensor(name))
+        part = out[row : row + shape[0]]
+        part.copy_(stored[name].get_tensor(name))
+        _require_finite(name, part)
         row += shape[0]
     return out
+
+
+def _require_finite(name: str, values: torch.Tensor) -> None:
+    # NaN is the least and the largest of what it is among, so one pass at the speed of memory finds both kinds.
+    least, largest = values.aminmax()
+    if not (least.isfinite() and largest.isfinite()):
+        dtype = str(values.dtype).removeprefix("torch.")
+        count = int((~values.isfinite()).sum())
+        raise WeightsError(f"{count} of {values.numel()} values of tensor {name} are not finite in {dtype}")
 
 
 def _dummy(tensor: JoinedTensor, block: torch.Tensor, spec: ModelSpec) -> torch.Tensor:

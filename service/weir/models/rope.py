@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from weir.models.config_values import ConfigValues
 from weir.models.errors import ModelFolderError, UnsupportedModelError
+
+# A hundred times the longest of any model there is.
+MOST_POSITIONS = 2**30
+_MOST_FACTOR = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,74 +50,76 @@ class RopeSpec:
     scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
 
     def max_positions(self, configured: int) -> int:
-        """The longest sequence: the config's, or what YaRN extends the original length to."""
-        if isinstance(self.scaling, YarnScaling):
-            return max(configured, int(self.scaling.original_max_positions * self.scaling.factor))
-        return configured
+        """The longest sequence: the config's, or what YaRN extends the original length to. Raises ModelFolderError."""
+        if not isinstance(self.scaling, YarnScaling):
+            return configured
+        extended = int(self.scaling.original_max_positions * self.scaling.factor)
+        if extended > MOST_POSITIONS:
+            raise ModelFolderError(f"config.json: YaRN extends to {extended} positions; at most {MOST_POSITIONS} are")
+        return max(configured, extended)
 
 
-def rope_from_config(config: Mapping[str, Any]) -> RopeSpec:
+def rope_from_config(config: ConfigValues) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
 
-    Raises UnsupportedModelError for a scaling that is not implemented, ModelFolderError for a missing parameter.
+    Raises UnsupportedModelError for a scaling that is not implemented, ModelFolderError for a missing or bad parameter.
     """
-    parameters: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if any(isinstance(value, Mapping) for value in parameters.values()):
+    parameters = config.section("rope_parameters") or config.section("rope_scaling") or ConfigValues({})
+    if parameters.has_sections():
         raise UnsupportedModelError("rope_parameters that differ between layers are not supported")
-    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if partial not in (None, 1, 1.0):
-        raise UnsupportedModelError(f"partial_rotary_factor {partial} is not supported, only 1.0")
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    for values in (parameters, config):
+        if (partial := values.number("partial_rotary_factor", 1.0)) != 1.0:
+            raise UnsupportedModelError(f"partial_rotary_factor {partial} is not supported, only 1.0")
+    theta = parameters.number("rope_theta", config.number("rope_theta", 10000.0, above=1.0), above=1.0)
+    kind = parameters.text("rope_type", parameters.text("type", "default"))
     # Dynamic NTK changes nothing until a sequence is longer than max_position_embeddings, which none ever is here.
     if kind in ("default", "dynamic"):
         return RopeSpec(theta)
     if kind == "linear":
-        return RopeSpec(theta, LinearScaling(_number(parameters, "factor")))
+        return RopeSpec(theta, LinearScaling(parameters.number("factor", most=_MOST_FACTOR)))
     if kind == "llama3":
         return RopeSpec(theta, _llama3(parameters, config))
     if kind == "yarn":
         return RopeSpec(theta, _yarn(parameters, config))
-    raise UnsupportedModelError(f"rope scaling {kind!r} is not supported; supported: linear, dynamic, llama3, yarn")
+    raise UnsupportedModelError(
+        f"rope scaling {kind[:80]!r} is not supported; supported: linear, dynamic, llama3, yarn"
+    )
 
 
-def _number(parameters: Mapping[str, Any], key: str) -> float:
-    value = parameters.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise ModelFolderError(f"config.json: rope parameter {key} must be a positive number, not {value!r}")
-    return float(value)
+def _original_max_positions(parameters: ConfigValues, config: ConfigValues) -> int:
+    configured = config.integer("max_position_embeddings", most=MOST_POSITIONS)
+    return parameters.integer("original_max_position_embeddings", configured, most=MOST_POSITIONS)
 
 
-def _original_max_positions(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    return int(parameters.get("original_max_position_embeddings") or config["max_position_embeddings"])
-
-
-def _llama3(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Llama3Scaling:
+def _llama3(parameters: ConfigValues, config: ConfigValues) -> Llama3Scaling:
+    low = parameters.number("low_freq_factor", most=_MOST_FACTOR)
     return Llama3Scaling(
-        factor=_number(parameters, "factor"),
-        low_freq_factor=_number(parameters, "low_freq_factor"),
-        high_freq_factor=_number(parameters, "high_freq_factor"),
+        factor=parameters.number("factor", most=_MOST_FACTOR),
+        low_freq_factor=low,
+        high_freq_factor=parameters.number("high_freq_factor", above=low, most=_MOST_FACTOR),
         original_max_positions=_original_max_positions(parameters, config),
     )
 
 
-def _yarn(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> YarnScaling:
-    factor = _number(parameters, "factor")
-    attention_factor = parameters.get("attention_factor")
-    if attention_factor is None:
-        mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        if mscale and mscale_all:
-            attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all)
-        else:
-            attention_factor = _yarn_mscale(factor, 1.0)
+def _yarn(parameters: ConfigValues, config: ConfigValues) -> YarnScaling:
+    factor = parameters.number("factor", most=_MOST_FACTOR)
+    derived = _attention_factor(parameters, factor)
     return YarnScaling(
         factor=factor,
         original_max_positions=_original_max_positions(parameters, config),
-        attention_factor=float(attention_factor),
-        beta_fast=float(parameters.get("beta_fast") or 32),
-        beta_slow=float(parameters.get("beta_slow") or 1),
-        truncate=bool(parameters.get("truncate", True)),
+        attention_factor=parameters.number("attention_factor", derived, most=_MOST_FACTOR),
+        beta_fast=parameters.number("beta_fast", 32.0, most=_MOST_FACTOR),
+        beta_slow=parameters.number("beta_slow", 1.0, most=_MOST_FACTOR),
+        truncate=parameters.flag("truncate", True),
     )
+
+
+def _attention_factor(parameters: ConfigValues, factor: float) -> float:
+    names = ("mscale", "mscale_all_dim")
+    if all(parameters.raw(name) for name in names):  # 0 is absent
+        mscale, mscale_all = (parameters.number(name, most=_MOST_FACTOR) for name in names)
+        return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all)
+    return _yarn_mscale(factor, 1.0)
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:

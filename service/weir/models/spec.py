@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from weir.models.errors import ModelFolderError, UnsupportedModelError
-from weir.models.folder import read_json
-from weir.models.rope import RopeSpec, rope_from_config
+from weir.models.config_values import ConfigValues
+from weir.models.errors import UnsupportedModelError
+from weir.models.explain import require_folder
+from weir.models.json_file import read_json
+from weir.models.rope import MOST_POSITIONS, RopeSpec, rope_from_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,18 @@ _FAMILIES = {
 }
 _BY_MODEL_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in _FAMILIES}
 _DTYPES = ("float32", "bfloat16", "float16")
+# Far beyond any model there is; what a config asks for within them is checked against the memory before it is taken.
+_MOST = {
+    "vocab_size": 2**22,
+    "hidden_size": 2**17,
+    "num_hidden_layers": 2**10,
+    "num_attention_heads": 2**10,
+    "num_key_value_heads": 2**10,
+    "head_dim": 2**11,
+    "intermediate_size": 2**19,
+    "max_position_embeddings": MOST_POSITIONS,
+    "sliding_window": 2**31,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +54,6 @@ class ModelSpec:
     sliding_window: tokens a query sees, itself included, for each layer; None is all of them.
     max_position_embeddings: longest sequence in tokens.
     dtype: the checkpoint's own, as the config names it.
-    eos_token_ids: those of generation_config.json where it names any, else of config.json, as in transformers.
     """
 
     architecture: str
@@ -59,58 +73,51 @@ class ModelSpec:
     tie_word_embeddings: bool
     max_position_embeddings: int
     hidden_act: str
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     dtype: str
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:
-        """Read config.json, and generation_config.json where there is one.
-
-        Raises ModelFolderError (file missing or damaged) and what `from_config` raises.
-        """
+        """Read config.json. Raises ModelFolderError (no model folder, or damaged) and what `from_config` raises."""
         folder = Path(folder)
-        generation = folder / "generation_config.json"
-        return cls.from_config(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else {})
+        require_folder(folder)
+        return cls.from_config(read_json(folder / "config.json"))
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelSpec:
+    def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Raises UnsupportedModelError naming the architecture or option that is not implemented, ModelFolderError
-        naming a key that is missing or no number."""
-        architecture = _architecture(config)
+        naming a key that is missing or has another type or range."""
+        values = ConfigValues(config)
+        architecture = _architecture(values)
         family = _FAMILIES[architecture]
-        _refuse_unsupported_options(config, architecture)
-        hidden_size, num_heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
-        num_kv_heads = _positive(config, "num_key_value_heads", num_heads)
+        _refuse_unsupported_options(values, architecture)
+        hidden_size, num_heads = _size(values, "hidden_size"), _size(values, "num_attention_heads")
+        num_kv_heads = _size(values, "num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise UnsupportedModelError(
                 f"num_attention_heads ({num_heads}) is not a multiple of num_key_value_heads ({num_kv_heads})"
             )
-        attention_bias = bool(config.get("attention_bias", False))
-        rope = rope_from_config(config)
-        num_layers = _positive(config, "num_hidden_layers")
+        attention_bias = values.flag("attention_bias")
+        rope = rope_from_config(values)
+        num_layers = _size(values, "num_hidden_layers")
         return cls(
             architecture=architecture,
-            vocab_size=_positive(config, "vocab_size"),
+            vocab_size=_size(values, "vocab_size"),
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
-            head_dim=_head_dim(config, architecture, hidden_size, num_heads),
-            intermediate_size=_positive(config, "intermediate_size"),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            head_dim=_head_dim(values, architecture, hidden_size, num_heads),
+            intermediate_size=_size(values, "intermediate_size"),
+            rms_norm_eps=values.number("rms_norm_eps", 1e-6, most=1.0),
             rope=rope,
-            sliding_window=_sliding_window(config, family, num_layers),
+            sliding_window=_sliding_window(values, family, num_layers),
             qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
             o_bias=attention_bias if family.o_bias is None else family.o_bias,
             qk_norm=family.qk_norm,
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            max_position_embeddings=rope.max_positions(_positive(config, "max_position_embeddings")),
-            hidden_act=str(config.get("hidden_act", "silu")),
-            eos_token_ids=_token_ids((generation_config or {}).get("eos_token_id"))
-            or _token_ids(config.get("eos_token_id")),
-            bos_token_id=config.get("bos_token_id"),
-            dtype=_dtype(config),
+            tie_word_embeddings=values.flag("tie_word_embeddings"),
+            max_position_embeddings=rope.max_positions(_size(values, "max_position_embeddings")),
+            hidden_act="silu",
+            dtype=_dtype(values),
         )
 
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
@@ -118,72 +125,61 @@ class ModelSpec:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    named = config.get("architectures") or []
-    architecture = named[0] if named else _BY_MODEL_TYPE.get(str(config.get("model_type")))
+def _architecture(values: ConfigValues) -> str:
+    named = values.texts("architectures")
+    model_type = values.text("model_type", "")
+    architecture = named[0] if named else _BY_MODEL_TYPE.get(model_type)
     if architecture not in _FAMILIES:
-        name = architecture or f"model_type {config.get('model_type')!r}"
-        raise UnsupportedModelError(f"architecture {name} is not supported; supported: {', '.join(_FAMILIES)}")
-    return str(architecture)
+        name = architecture or f"model_type {model_type!r}"
+        raise UnsupportedModelError(f"architecture {name[:80]} is not supported; supported: {', '.join(_FAMILIES)}")
+    return architecture
 
 
-def _refuse_unsupported_options(config: Mapping[str, Any], architecture: str) -> None:
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+def _refuse_unsupported_options(values: ConfigValues, architecture: str) -> None:
+    if quantization := values.section("quantization_config"):
+        method = quantization.text("quant_method", "unknown")
         raise UnsupportedModelError(f"{architecture}: quantised checkpoints are not supported (quant_method {method})")
-    if config.get("mlp_bias"):
+    if values.flag("mlp_bias"):
         raise UnsupportedModelError(f"{architecture}: mlp_bias is not supported")
-    if (activation := config.get("hidden_act", "silu")) != "silu":
+    if (activation := values.text("hidden_act", "silu")) != "silu":
         raise UnsupportedModelError(f"{architecture}: hidden_act {activation!r} is not supported, only 'silu'")
 
 
-def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelFolderError(f"config.json has no {key}")
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ModelFolderError(f"config.json: {key} must be a positive integer, not {value!r}")
-    return value
+def _size(values: ConfigValues, key: str, default: int | None = None) -> int:
+    return values.integer(key, default, most=_MOST[key])
 
 
-def _head_dim(config: Mapping[str, Any], architecture: str, hidden_size: int, num_heads: int) -> int:
+def _head_dim(values: ConfigValues, architecture: str, hidden_size: int, num_heads: int) -> int:
     # Qwen3's head_dim is independent of hidden_size, so a quotient would be a guess.
     derived = None if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
-    head_dim = _positive(config, "head_dim", derived)
+    head_dim = _size(values, "head_dim", derived)
     if head_dim % 2:
         raise UnsupportedModelError(f"head_dim ({head_dim}) is odd; rotary embeddings need pairs")
     return head_dim
 
 
-def _sliding_window(config: Mapping[str, Any], family: _Family, num_layers: int) -> tuple[int | None, ...]:
-    used = family.window == "all layers" or (family.window == "by layer" and config.get("use_sliding_window", False))
-    if not used or config.get("sliding_window") is None:
+def _sliding_window(values: ConfigValues, family: _Family, num_layers: int) -> tuple[int | None, ...]:
+    used = family.window == "all layers" or (family.window == "by layer" and values.flag("use_sliding_window"))
+    if not used or "sliding_window" not in values:
         return (None,) * num_layers
-    window = _positive(config, "sliding_window")
+    window = _size(values, "sliding_window")
     if family.window == "all layers":
         return (window,) * num_layers
-    layer_types = config.get("layer_types")
-    if layer_types is None:
-        first = int(config.get("max_window_layers", 28))
+    layer_types = values.texts("layer_types")
+    if "layer_types" not in values:
+        first = values.integer("max_window_layers", 28, least=0, most=_MOST["num_hidden_layers"])
         return tuple(window if layer >= first else None for layer in range(num_layers))
     windows: dict[str, int | None] = {"sliding_attention": window, "full_attention": None}
     if len(layer_types) != num_layers or not set(layer_types) <= set(windows):
+        got = reprlib.repr(layer_types)
         raise UnsupportedModelError(
-            f"layer_types must name {num_layers} layers, each one of {', '.join(windows)}; got {layer_types}"
+            f"layer_types must name {num_layers} layers, each one of {', '.join(windows)}; got {got}"
         )
     return tuple(windows[name] for name in layer_types)
 
 
-def _token_ids(value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)  # type: ignore[return-value]
-
-
-def _dtype(config: Mapping[str, Any]) -> str:
-    name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+def _dtype(values: ConfigValues) -> str:
+    name = values.text("dtype", values.text("torch_dtype", "float32")).removeprefix("torch.")
     if name not in _DTYPES:
-        raise UnsupportedModelError(f"dtype {name} is not supported; supported: {', '.join(_DTYPES)}")
+        raise UnsupportedModelError(f"dtype {name[:80]} is not supported; supported: {', '.join(_DTYPES)}")
     return name

@@ -15,36 +15,55 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def byte_table(definition: Mapping[str, Any], vocab: Mapping[str, int], added: Mapping[int, str]) -> list[bytes]:
     """Token id -> bytes, for byte-level BPE and for sentencepiece (with or without byte fallback).
 
-    definition: the content of tokenizer.json, vocab: token -> id of the model, added: id -> text of added tokens, which
-    stand for their own text. Ids that no token has get no bytes. Raises TokenizerError for another kind of tokenizer.
+    definition: the content of tokenizer.json, vocab: token -> id of the model, added: id -> content of added tokens.
+    Ids that no token has get no bytes. Raises TokenizerError for another kind of tokenizer.
     """
-    to_bytes = _converter(definition)
+    return _table(*_converters(definition), vocab, added)
+
+
+def first_token_table(
+    definition: Mapping[str, Any], vocab: Mapping[str, int], added: Mapping[int, str]
+) -> list[bytes] | None:
+    """As `byte_table`, for the first token of a text where decoding drops its space marks; None where it doesn't."""
+    for step in _steps(definition.get("decoder"), "decoders"):
+        if step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never":
+            return _table(_sentencepiece(""), _sentencepiece(""), vocab, added)
+    return None
+
+
+def strips_leading_space(definition: Mapping[str, Any]) -> bool:
+    """Whether decoding drops one space at the beginning of a text."""
+    return any(
+        step["type"] == "Strip" and step.get("content") == " " and step.get("start", 0) > 0
+        for step in _steps(definition.get("decoder"), "decoders")
+    )
+
+
+def _table(
+    to_bytes: Callable[[str], bytes],
+    added_to_bytes: Callable[[str], bytes],
+    vocab: Mapping[str, int],
+    added: Mapping[int, str],
+) -> list[bytes]:
     table = [b""] * (max([*vocab.values(), *added], default=-1) + 1)
     for token, token_id in vocab.items():
         if token_id not in added:
             table[token_id] = to_bytes(token)
-    for token_id, text in added.items():
-        table[token_id] = text.encode()
+    for token_id, content in added.items():
+        table[token_id] = added_to_bytes(content)
     return table
 
 
-def strips_leading_space(definition: Mapping[str, Any]) -> bool:
-    """Whether decoding drops the space that encoding put before the first word."""
-    for step in _steps(definition.get("decoder"), "decoders"):
-        if step["type"] == "Strip" and step.get("content") == " " and step.get("start", 0) > 0:
-            return True
-        if step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never":
-            return True
-    return False
-
-
-def _converter(definition: Mapping[str, Any]) -> Callable[[str], bytes]:
+def _converters(definition: Mapping[str, Any]) -> tuple[Callable[[str], bytes], Callable[[str], bytes]]:
+    """For the model's own tokens, and for added ones."""
     decoders = {step["type"] for step in _steps(definition.get("decoder"), "decoders")}
     splitters = {step["type"] for step in _steps(definition.get("pre_tokenizer"), "pretokenizers")}
     if "ByteLevel" in decoders or (not decoders and "ByteLevel" in splitters):
-        return _byte_level(_byte_of_character())
+        # An added token is found in plain text and stands for it, whatever alphabet its characters happen to be in.
+        return _byte_level(_byte_of_character()), str.encode
     if decoders & {"Metaspace", "ByteFallback", "Replace"}:
-        return _sentencepiece
+        # Added tokens of this kind are written with marks too, as runs of spaces.
+        return _sentencepiece(" "), _sentencepiece(" ")
     raise TokenizerError(
         f"tokenizer.json: decoder {', '.join(sorted(decoders)) or 'none'} is not supported; "
         "supported are byte-level BPE and sentencepiece"
@@ -81,7 +100,10 @@ def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
     return to_bytes
 
 
-def _sentencepiece(token: str) -> bytes:
-    if match := _BYTE_TOKEN.fullmatch(token):
-        return bytes([int(match[1], 16)])
-    return token.replace(_SPACE_MARK, " ").encode()
+def _sentencepiece(space: str) -> Callable[[str], bytes]:
+    def to_bytes(token: str) -> bytes:
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return token.replace(_SPACE_MARK, space).encode()
+
+    return to_bytes

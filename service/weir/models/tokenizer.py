@@ -9,22 +9,27 @@ import tokenizers
 
 from weir.models.chat_template import ChatTemplate
 from weir.models.errors import PromptError, TokenizerError
-from weir.models.folder import read_json
-from weir.models.token_bytes import byte_table, strips_leading_space
+from weir.models.explain import TOKENIZER, require_tokenizer
+from weir.models.json_file import read_json
+from weir.models.special_tokens import read_special_tokens
+from weir.models.token_bytes import byte_table, first_token_table, strips_leading_space
 
 
 class Tokenizer:
     """The tokenizer of a model folder. Immutable, so threads may share it.
 
     token_bytes: exact bytes by token id, special_ids: tokens that are no text (end-of-sequence, chat marks),
-    strips_leading_space: decoding drops the space that encoding puts before the first word,
+    strips_leading_space: decoding drops one space at the beginning of a text,
+    special_tokens: what the folder's files call them,
+    first_token_bytes: the table for the first token of a text, where decoding treats it differently; else None,
     vocab_size: ids are 0..vocab_size - 1; the model's own vocabulary may be padded beyond.
     """
 
     def __init__(self, folder: str | Path) -> None:
         """Raises ModelFolderError when a file is missing or damaged, TokenizerError when it is not supported."""
         folder = Path(folder)
-        path = folder / "tokenizer.json"
+        require_tokenizer(folder)
+        path = folder / TOKENIZER
         definition = read_json(path)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -33,10 +38,13 @@ class Tokenizer:
         # A checkpoint may have been saved with the limits of its training.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.special_tokens = read_special_tokens(folder)
         self._chat_template = ChatTemplate.from_folder(folder)
         added = self._tokenizer.get_added_tokens_decoder()
         vocab = self._tokenizer.get_vocab(with_added_tokens=False)
-        self.token_bytes: list[bytes] = byte_table(definition, vocab, {i: token.content for i, token in added.items()})
+        contents = {i: token.content for i, token in added.items()}
+        self.token_bytes: list[bytes] = byte_table(definition, vocab, contents)
+        self.first_token_bytes: list[bytes] | None = first_token_table(definition, vocab, contents)
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.strips_leading_space: bool = strips_leading_space(definition)
 
@@ -44,6 +52,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         return len(self.token_bytes)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token whose text this is; None when there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer itself adds (as a BOS).

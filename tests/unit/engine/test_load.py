@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from weir.config import ConfigError, EngineSettings, ModelSettings, Settings
 from weir.engine.load import load_engine
+from weir.models.errors import ModelFolderError, WeightsError
+
+from tests.unit.models import tiny, vocabularies
 
 # 2 (K and V) * 2 layers * 1 head * 16 * 4 bytes = 256 bytes a token.
 CONFIG = {
@@ -90,3 +95,60 @@ def test_a_float8_kv_cache_is_refused_where_the_kernels_have_none(folder: str, k
 def test_kernels_that_do_not_run_on_the_device_are_refused(folder: str) -> None:
     with pytest.raises(ConfigError, match="the triton kernels need a GPU"):
         load_engine(settings(folder, 2**20, kernels="triton"))
+
+
+def test_a_gpu_that_is_not_there_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = ModelSettings(model=folder, load_format="dummy", device="cuda")
+    with pytest.raises(ConfigError, match="device cuda was asked for, and torch finds no GPU; use device cpu or auto"):
+        load_engine(Settings(model=model))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"max_position_embeddings": 10**8},
+            r"one request of max-model-len 100000000 needs 23.84 GiB",
+        ),
+        (
+            {"hidden_size": 2**17, "head_dim": 16, "num_hidden_layers": 1024, "intermediate_size": 2**19},
+            "the weights of",
+        ),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer from 1 to 1024, not 1000000000"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings must be an integer from 1 to 1073741824"),
+    ],
+)
+def test_what_no_memory_holds_is_refused_before_any_is_taken(
+    change: dict[str, int], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10⁸ positions or 10⁹ layers took gigabytes before a word."""
+    monkeypatch.setattr("weir.engine.load.build_decoder", lambda *_, **__: pytest.fail("memory was taken"))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
+    with pytest.raises((ConfigError, ModelFolderError), match=message):
+        load_engine(settings(str(tmp_path), 2**30))
+
+
+def test_tables_are_as_long_as_what_is_served_of_a_model_of_any_length(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 2**30}))
+    core = load_engine(settings(str(tmp_path), 2**20, max_model_len=5))
+    assert core.info.max_model_len == 5
+
+
+def test_a_model_whose_logits_are_not_finite_is_refused_with_what_may_be_wrong(tmp_path: Path) -> None:
+    """Weights that float16 holds may still compute what it does not."""
+    config = tiny.configs()["llama2"]
+    tiny.save(tiny.make(config), tmp_path)
+    vocabularies.save(vocabularies.byte_level(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in ("gate", "up"):
+        tensors[f"model.layers.0.mlp.{name}_proj.weight"] *= 1e4
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    def load(dtype: Literal["float16", "float32"]) -> None:
+        model = ModelSettings(model=str(tmp_path), dtype=dtype, device="cpu", kernels="reference")
+        load_engine(Settings(model=model, engine=EngineSettings(kv_memory_bytes=2**22, block_size=16)))
+
+    load("float32")
+    with pytest.raises(WeightsError, match=r"\d+ of 2048 logits of a first prompt are not finite"):
+        load("float16")

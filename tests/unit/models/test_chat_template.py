@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from weir.models.chat_template import ChatTemplate
 from weir.models.errors import PromptError, TokenizerError
 from weir.models.tokenizer import Tokenizer
@@ -27,6 +30,52 @@ TEMPLATES = {
         "{% for m in messages if m.role != 'system' %}{{ m.content }}|{% endfor %}"
     ),
     "json without escapes": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
+    "json in the order and with the separators that a model was trained on": (
+        "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}"
+        "{{ messages[0] | tojson(true, 1, ('; ', ' = ')) }}"
+    ),
+    "a walk backwards, and what a message begins and ends with": (
+        "{% set ns = namespace(open=true, last=messages|length - 1) %}{% for m in messages[::-1] %}"
+        "{% set index = (messages|length - 1) - loop.index0 %}"
+        "{% if ns.open and m.role == 'user' and m.content is string "
+        "and not (m.content.startswith('<a>') and m.content.endswith('</a>')) %}{% set ns.open = false %}"
+        "{% set ns.last = index %}{% endif %}{% endfor %}{{ ns.last }}{{ messages[ns.last].content.split('ö')[-1] }}"
+    ),
+    "macros, blocks and the filters of blocks": (
+        "{% macro turn(role, text='none') %}<{{ role }}>{{ caller() if caller else text }}{% endmacro %}"
+        "{% set head %}{{ turn('system') }}{{ bos_token }}{% endset %}{{ head }}"
+        "{% for m in messages %}{% call turn(m.role) %}{{ m.content | trim }}{% endcall %}{{ turn(m.role, m.content) }}"
+        "{% filter upper %}{{ m.role }}{% endfilter %}{% endfor %}"
+    ),
+    "joining and formatting in every way there is": (
+        "{% for m in messages %}{{ m.role ~ ': ' ~ loop.index ~ none }}{{ '%s|%5.1f' % (m.content, 2) }}"
+        "{{ '{0[role]:>9}{1!r}'.format(m, [m.content]) }}{{ m.content + '.' * 3 }}{{ '%d'|format(loop.index) }}"
+        "{{ [m.role, 'x', 2] | join('-') }}{{ ', '.join(m.keys()) }}{{ m }}{{ m.items() | list }}{% endfor %}"
+    ),
+    "lists that are chosen, sorted, sliced and added": (
+        "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('/') }}"
+        "{{ messages | map(attribute='role') | unique | list | sort(reverse=true) }}"
+        "{{ (messages + messages[:1]) | length }}"
+        "{% for role, group in messages | groupby('role') %}{{ role }}{{ group | length }}{% endfor %}"
+        "{% for k, v in messages[0] | dictsort %}{{ k }}={{ v }};{% endfor %}{{ [1, 2, 3] | sum }}{{ (1, 2) + (3,) }}"
+        "{% for b in messages | batch(2, 'none') %}{{ b | length }}{% endfor %}"
+        "{{ messages | join('+', attribute='role') }}"
+    ),
+    "loops within loops and of themselves": (
+        "{% for m in messages recursive %}{{ loop.depth }}{{ m.role or m }}"
+        "{% if loop.depth == 1 %}{{ loop(['a', 'b']) }}{% endif %}"
+        "{{ loop.cycle('odd', 'even') }}{{ loop.previtem }}{{ loop.changed(m.role) }}"
+        "{% else %}none{% endfor %}{% for i in range(3) if i != 1 %}{{ i }}{{ loop.length }}{% endfor %}"
+        "{% set roles = {'user': 'U', 'assistant': 'A'} %}"
+        "{% for m in messages %}{{ roles.get(m.role, 'S') }}{% endfor %}"
+    ),
+    "text that is indented, cut, padded, searched and escaped": (
+        "{% for m in messages %}{{ m.content | indent(2, true) }}{{ m.content | truncate(9) }}{{ m.role | center(12) }}"
+        "{{ m.content.replace('\n', '\\n') | e }}{{ m.content | replace('e', '3') }}{{ m.role.ljust(11) }}"
+        "{{ m.content[2:5] }}{{ m.content.find('e') }}{{ 'e' in m.content }}{{ m.content | urlencode }}"
+        "{{ 7 // 2 ** 2 }}"
+        "{{ m.content | wordcount }}{{ m.content | string | title }}{{ '12' | int + 1.5 | round(1) }}{% endfor %}"
+    ),
     "tools and documents absent": (
         "{% if tools %}T{% endif %}{% if documents is defined and documents %}D{% endif %}{{ messages | length }}"
     ),
@@ -52,6 +101,41 @@ def test_a_template_renders_as_in_transformers(name: str, tmp_path: Path) -> Non
     for messages in (MESSAGES, MESSAGES[1:2]):
         expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert template.render(messages) == expected
+
+
+NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "image_token", "boi_token", "mark", "add_bos_token")
+TOKEN = {"__type": "AddedToken", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "special_map"),
+    [
+        ({}, {"bos_token": "<s>", "eos_token": {"content": "</s>", **TOKEN}}),
+        ({"bos_token": "<s>", "pad_token": None}, {"bos_token": "</s>", "unk_token": "<unk>"}),
+        (
+            {"bos_token": "<s>", "added_tokens_decoder": {"1": {"content": "<s>", "special": True}}},
+            {"bos_token": "</s>"},
+        ),
+        ({"extra_special_tokens": {"image_token": "<|user|>", "mark": {"content": "[m]", **TOKEN}}}, None),
+        ({"extra_special_tokens": ["<|user|>"], "boi_token": "<｜end｜>"}, {"additional_special_tokens": ["<s>"]}),
+        ({"add_bos_token": True}, {"extra_special_tokens": {"image_token": "<|user|>"}, "boi_token": "<s>"}),
+        ({"model_specific_special_tokens": {"image_token": "<|user|>"}, "eos_token": {"content": "</s>", **TOKEN}}, {}),
+        ({"additional_special_tokens": {"image_token": "<|user|>"}}, None),
+    ],
+)
+def test_special_tokens_reach_a_template_from_every_file_as_in_transformers(
+    config: dict[str, Any], special_map: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    vocabularies.byte_level().save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    config["chat_template"] = "".join(f"{name}={{{{ {name} }}}};" for name in NAMES)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if special_map is not None:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(special_map))
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    rendered = _render(tmp_path)
+    assert rendered == reference.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert any(f"{name}={token}" in rendered for name in NAMES for token in ("<s>", "</s>", "<|user|>", "<｜end｜>"))
 
 
 def test_a_template_in_the_tokenizer_config_is_found(tmp_path: Path) -> None:

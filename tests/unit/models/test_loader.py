@@ -132,6 +132,7 @@ def test_a_tensor_in_two_shards_is_refused(checkpoint: Path) -> None:
     save_file({"model.norm.weight": tensors["model.norm.weight"]}, checkpoint / "b.safetensors")
     index = dict.fromkeys(tensors, "a.safetensors") | {"model.norm.weight": "b.safetensors"}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (checkpoint / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"model\.norm\.weight is in more than one file"):
         load(checkpoint)
 
@@ -139,6 +140,7 @@ def test_a_tensor_in_two_shards_is_refused(checkpoint: Path) -> None:
 def test_a_missing_shard_is_named(checkpoint: Path) -> None:
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    (checkpoint / "model.safetensors").unlink()
     with pytest.raises(ModelFolderError, match=r"no model-00002-of-00002\.safetensors"):
         load(checkpoint)
 

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PretrainedConfig
-from weir.models.errors import ModelFolderError, UnsupportedModelError
+from weir.models.errors import ModelError, ModelFolderError, UnsupportedModelError
 from weir.models.rope import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from weir.models.rope_table import rope_table
 from weir.models.spec import ModelSpec
 
 from tests.unit.models import tiny
@@ -71,8 +75,6 @@ def test_llama_3_1_is_read_with_its_rope_scaling() -> None:
     assert spec.head_dim == 128
     assert spec.num_kv_heads == 8
     assert spec.rope == RopeSpec(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
-    assert spec.eos_token_ids == (128001, 128008, 128009)
-    assert spec.bos_token_id == 128000
     assert spec.dtype == "bfloat16"
     assert spec.sliding_window == (None,) * 32
     assert [spec.qkv_bias, spec.o_bias, spec.qk_norm, spec.tie_word_embeddings] == [False] * 4
@@ -120,13 +122,6 @@ def test_a_config_that_transformers_wrote_keeps_its_model_type_without_architect
     assert (spec.qk_norm, spec.head_dim, spec.hidden_size // spec.num_heads) == (True, 24, 8)
 
 
-def test_end_of_sequence_ids_of_the_generation_config_win() -> None:
-    assert ModelSpec.from_config(QWEN_2_5).eos_token_ids == (151645,)
-    both = ModelSpec.from_config(QWEN_2_5, {"eos_token_id": [151645, 151643]})
-    assert both.eos_token_ids == (151645, 151643)
-    assert ModelSpec.from_config(QWEN_2_5 | {"eos_token_id": None}).eos_token_ids == ()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -152,9 +147,9 @@ def test_what_the_decoder_does_not_implement_is_refused_by_name(change: dict[str
     ("change", "message"),
     [
         ({"hidden_size": None}, "no hidden_size"),
-        ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, not 0"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "factor must be a positive number, not None"),
+        ({"vocab_size": "many"}, "vocab_size must be an integer from 1 to 4194304, not 'many'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 to 1024, not 0"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling has no factor"),
     ],
 )
 def test_a_config_with_missing_or_bad_numbers_is_refused_by_key(change: dict[str, Any], message: str) -> None:
@@ -192,3 +187,68 @@ def test_a_damaged_config_file_is_named(text: str, tmp_path: Path) -> None:
 def test_a_folder_without_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match=r"has no config\.json"):
         ModelSpec.from_folder(tmp_path)
+
+
+# -- configs of strangers -----------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.sampled_from([0, 1, -1, 2**31, 10**9, 10**400, "", "2", "llama3", "yarn", "dynamic", "Qwen3ForCausalLM"])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+ROPE = {"rope_type", "type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+ROPE |= {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate", "rope_theta"}
+OPTIONAL = {"architectures", "model_type", "head_dim", "layer_types", "use_sliding_window", "sliding_window", "dtype"}
+OPTIONAL |= {"max_window_layers", "rope_parameters", "partial_rotary_factor", "quantization_config", "attention_bias"}
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    base=st.sampled_from([LLAMA_3_1, QWEN_2_5, QWEN_2_5 | {"use_sliding_window": True}]),
+    changes=st.dictionaries(st.sampled_from(sorted({*LLAMA_3_1, *OPTIONAL})), JSON, max_size=3),
+    rope=st.none() | st.dictionaries(st.sampled_from(sorted(ROPE)), JSON, max_size=5),
+    kind=st.sampled_from(["default", "linear", "llama3", "yarn"]),
+)
+def test_any_config_is_a_spec_that_computes_or_an_error_that_names_it(
+    base: dict[str, Any], changes: dict[str, Any], rope: dict[str, Any] | None, kind: str
+) -> None:
+    config = base | changes
+    if rope is not None:
+        config |= {
+            "rope_scaling": {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | rope
+        }
+    try:
+        spec = ModelSpec.from_config(config)
+    except ModelError:
+        return
+    assert len(spec.sliding_window) == spec.num_layers
+    assert spec.kv_bytes_per_token(2) > 0
+    cos, sin = rope_table(spec.rope, spec.head_dim, 3, torch.device("cpu"))
+    assert cos.isfinite().all()
+    assert sin.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number above 0, at most 1, not nan"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a number"),
+        ({"attention_bias": "false"}, "attention_bias must be true or false, not 'false'"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, not 1"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of texts"),
+        ({"hidden_size": True}, "hidden_size must be an integer from 1 to 131072, not True"),
+        ({"hidden_size": 4096.0}, "hidden_size must be an integer"),
+        ({"rope_theta": 1}, "rope_theta must be a number above 1"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1e5}}, "YaRN extends to 13107200000 positions"),
+        ({"vocab_size": "x" * 10**6}, r"vocab_size must be an integer from 1 to 4194304, not '.{1,40}'$"),
+    ],
+)
+def test_a_value_of_another_type_or_range_is_refused_by_key(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFolderError, match=message):
+        ModelSpec.from_config(LLAMA_3_1 | change)

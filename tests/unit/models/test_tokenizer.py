@@ -54,11 +54,36 @@ def test_the_bytes_of_the_tokens_join_to_what_the_tokenizer_decodes(
     assert joined == text or "<s>" in text
 
 
-def test_only_the_sentencepiece_kind_strips_a_leading_space(tmp_path: Path) -> None:
+def test_only_the_sentencepiece_kind_changes_a_leading_space(tmp_path: Path) -> None:
     vocabularies.save(vocabularies.byte_level(), tmp_path / "a")
     vocabularies.save(vocabularies.sentencepiece(), tmp_path / "b")
     assert not Tokenizer(tmp_path / "a").strips_leading_space
     assert Tokenizer(tmp_path / "b").strips_leading_space
+
+
+def test_metaspace_takes_its_marks_and_no_other_space_from_the_first_token(tmp_path: Path) -> None:
+    definition = vocabularies.sentencepiece()
+    definition.add_tokens([AddedToken("a b", normalized=False)])
+    names = ("▁the", "▁▁", "<0x20>", "a b", "th")
+    for scheme in ("always", "first", "never"):
+        definition.decoder = decoders.Sequence([decoders.Metaspace(prepend_scheme=scheme), decoders.ByteFallback()])
+        definition.save(str(tmp_path / "tokenizer.json"))
+        tokenizer = Tokenizer(tmp_path)
+        ids = [definition.token_to_id(name) for name in names]
+        assert not tokenizer.strips_leading_space
+        first = tokenizer.first_token_bytes or tokenizer.token_bytes
+        assert [first[i].decode() for i in ids] == [definition.decode([i]) for i in ids]
+        assert [tokenizer.token_bytes[i] for i in ids] == [b" the", b"  ", b" ", b"a b", b"th"]
+
+
+def test_added_tokens_of_spaces_are_spaces_in_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    definition = vocabularies.sentencepiece()
+    definition.add_tokens([AddedToken("▁▁▁▁", normalized=False), AddedToken("▁[call]", normalized=False)])
+    vocabularies.save(definition, tmp_path)
+    token_bytes = Tokenizer(tmp_path).token_bytes
+    assert token_bytes[-2:] == [b"    ", b" [call]"]
+    count = len(token_bytes)
+    assert definition.decode([4 + ord("a"), count - 2, count - 1]) == "b     [call]"
 
 
 def test_a_bos_is_added_once_when_the_tokenizer_adds_one_and_never_by_a_chat(tmp_path: Path) -> None:
@@ -162,3 +187,4 @@ def test_the_demo_model_tokenises_as_transformers_does(model_dir: Path) -> None:
     assert tokenizer.token_bytes[2] == b"<|im_end|>"
     assert tokenizer.special_ids == frozenset(range(17))
     assert not tokenizer.strips_leading_space
+    assert tokenizer.first_token_bytes is None

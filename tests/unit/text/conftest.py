@@ -1,4 +1,4 @@
-"""The three vocabularies that the text tests run over."""
+"""The vocabularies that the text tests run over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.unit.text.vocabularies import Vocabulary, build_byte_level, build_sentencepiece, byte_level
+from tests.unit.text.vocabularies import (
+    Vocabulary,
+    build_byte_level,
+    build_metaspace,
+    build_sentencepiece,
+    byte_level,
+)
 
 DEMO_TOKENIZER = Path(__file__).parents[3] / "models/smollm2-135m-instruct/tokenizer.json"
 
@@ -22,8 +28,14 @@ def sentencepiece_vocabulary() -> Vocabulary:
     return build_sentencepiece()
 
 
+@pytest.fixture(scope="session")
+def metaspace_vocabulary() -> Vocabulary:
+    return build_metaspace()
+
+
 @pytest.fixture(
-    scope="session", params=["byte-level", "sentencepiece", pytest.param("demo model", marks=pytest.mark.model)]
+    scope="session",
+    params=["byte-level", "sentencepiece", "metaspace", pytest.param("demo model", marks=pytest.mark.model)],
 )
 def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
     if request.param == "demo model":

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from weir.engine.detokenizer import TextStream, TokenTable
+from weir.engine.detokenizer import TextStart, TextStream, TokenTable
 
 from tests.unit.text.vocabularies import Vocabulary
 
 BYTES = TokenTable([bytes([byte]) for byte in range(256)])
 
 
-def deltas(table: TokenTable, ids: list[int]) -> list[str]:
-    stream = TextStream(table)
+def deltas(table: TokenTable, ids: list[int], prompt: list[int] | None = None) -> list[str]:
+    stream = TextStream(table, start=table.after(prompt or []))
     return [*(stream.push(token_id) for token_id in ids), stream.finish()]
 
 
@@ -106,4 +106,61 @@ def test_byte_fallback_tokens_join_to_characters(sentencepiece_vocabulary: Vocab
 
 def test_encoded_text_comes_back_unchanged(vocabulary: Vocabulary) -> None:
     for sample in ("The weir held; café 世界.", "삼겹살 👨‍👩‍👧‍👦 🇫🇷 👩🏽‍🚀", "  two spaces\n\ttab", "مرحبا"):
-        assert text(vocabulary.table, vocabulary.encode(sample)) == sample
+        # Metaspace takes a space at the beginning for the one that it would have put there.
+        kept = sample.removeprefix(" ") if vocabulary.table.first_token_bytes is not None else sample
+        assert text(vocabulary.table, vocabulary.encode(sample)) == kept
+
+
+def test_every_mark_of_the_first_token_is_dropped_where_the_tokenizer_drops_them() -> None:
+    later = [b"  ", b" the", b"\xe4", b"<s>", b" "]
+    table = TokenTable(later, {3}, first_token_bytes=[b"", b"the", b"\xe4", b"<s>", b" "])
+    assert deltas(table, [0, 1]) == ["", " the", ""]
+    assert deltas(table, [3, 1, 1]) == ["", "the", " the", ""]
+    assert deltas(table, [4, 1]) == [" ", " the", ""]
+    assert deltas(table, [2, 1]) == ["", "\ufffd the", ""]
+    assert deltas(table, [1], prompt=[3, 3]) == ["the", ""]
+    assert deltas(table, [1], prompt=[3, 0]) == [" the", ""]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_character_that_the_prompt_began_is_completed_by_the_output(cut: int) -> None:
+    """A prompt that ended with bytes e6 97 was continued by a5, and the text began with U+FFFD."""
+    data = "🌍!".encode()
+    assert "".join(deltas(BYTES, list(data[cut:]), prompt=list(b"the " + data[:cut]))) == "🌍!"
+
+
+def test_a_character_of_the_prompt_that_is_never_completed_is_part_of_the_output() -> None:
+    assert deltas(BYTES, [ord("a")], prompt=[0xE6, 0x97]) == ["\ufffda", ""]
+    assert deltas(BYTES, [], prompt=[0xE6, 0x97]) == ["\ufffd"]
+
+
+@pytest.mark.parametrize("prompt", [b"", b"a", "世".encode(), b"\xff", b"\xc3\x28", b"\xed\xa0", b"\xa5", b"\xf5\x80"])
+def test_a_prompt_that_ends_with_a_whole_character_or_with_none_adds_nothing(prompt: bytes) -> None:
+    assert deltas(BYTES, [ord("a")], prompt=list(prompt)) == ["a", ""]
+
+
+def test_the_beginning_of_a_character_is_found_behind_tokens_without_text() -> None:
+    table = TokenTable([b"x\xe6", b"\x97", b"\xa5", b"<|mark|>"], special_ids={3})
+    for prompt in ([0, 1], [0, 3, 1, 3, 3], [2, 0, 9, 1, 9]):
+        assert deltas(table, [2], prompt=prompt) == ["日", ""]
+
+
+def test_the_first_word_of_an_output_keeps_its_space_behind_a_prompt_with_text() -> None:
+    """ "The river" and " was" were joined to "The riverwas"."""
+    table = TokenTable([b"<s>", b" The", b" river", b" was"], {0}, strips_leading_space=True)
+    assert deltas(table, [3], prompt=[0, 1, 2]) == [" was", ""]
+    assert deltas(table, [1, 2], prompt=[0, 0]) == ["The", " river", ""]
+
+
+def test_a_prompt_is_read_no_further_than_one_character_from_its_end() -> None:
+    class Watched(list[int]):
+        read = 0
+
+        def __reversed__(self):  # type: ignore[no-untyped-def]
+            for token_id in list.__reversed__(self):
+                self.read += 1
+                yield token_id
+
+    prompt = Watched([ord("a")] * 1000 + [0xE6, 0x97])
+    assert BYTES.after(prompt) == TextStart(b"\xe6\x97", first_word=False)
+    assert prompt.read == 3

@@ -26,9 +26,39 @@ def token_ids(draw: st.DrawFn, vocabulary: Vocabulary) -> list[int]:
     return ids
 
 
+@st.composite
+def valid_ids(draw: st.DrawFn, vocabulary: Vocabulary) -> list[int]:
+    """Ids whose bytes are UTF-8 as a whole: real text, between tokens that are whole characters or special."""
+    alone = vocabulary.table.alone
+    ids: list[int] = []
+    for sample in draw(st.lists(SAMPLES, min_size=1, max_size=4)):
+        drawn = draw(st.lists(st.integers(0, vocabulary.size - 1), max_size=9))
+        ids += [token_id for token_id in drawn if alone[token_id] is not None]
+        ids += vocabulary.encode(sample)
+    return ids
+
+
 def unary_text(vocabulary: Vocabulary, ids: list[int]) -> str:
-    whole = vocabulary.bytes_of(ids).decode(errors="replace")
+    """All bytes at once, by the rule for the first word."""
+    ids = [token_id for token_id in ids if vocabulary.table.token_bytes[token_id]]
+    data = vocabulary.bytes_of(ids)
+    if ids and vocabulary.table.first_token_bytes is not None:
+        data = vocabulary.table.first_token_bytes[ids[0]] + vocabulary.bytes_of(ids[1:])
+    whole = data.decode(errors="replace")
     return whole.removeprefix(" ") if vocabulary.table.strips_leading_space else whole
+
+
+def stream_all(stream: TextStream, ids: list[int]) -> str:
+    return "".join(stream.push(token_id) for token_id in ids) + stream.finish()
+
+
+def complete_text(vocabulary: Vocabulary, prompt: list[int]) -> str:
+    """The tokenizer's own text of a prompt, up to the character that it leaves incomplete.
+
+    Byte fallback gives up a whole run of bytes for one that is missing, so the run is also tried without its end.
+    """
+    tries = (vocabulary.decode(prompt[: len(prompt) - dropped]).rstrip("\ufffd") for dropped in range(4))
+    return max(tries, key=len)
 
 
 def cut_at_leftmost(text: str, stops: list[str], include_stop: bool) -> tuple[str, str | None]:
@@ -43,22 +73,53 @@ def cut_at_leftmost(text: str, stops: list[str], include_stop: bool) -> tuple[st
 @given(data=st.data())
 def test_deltas_concatenate_to_the_decode_of_all_bytes(vocabulary: Vocabulary, data: st.DataObject) -> None:
     ids = data.draw(token_ids(vocabulary))
-    stream = TextStream(vocabulary.table)
-    streamed = "".join(stream.push(token_id) for token_id in ids) + stream.finish()
-    assert streamed == unary_text(vocabulary, ids)
+    assert stream_all(TextStream(vocabulary.table), ids) == unary_text(vocabulary, ids)
 
 
 @over_vocabularies
 @given(data=st.data())
 def test_valid_utf8_equals_the_tokenizers_own_decode(vocabulary: Vocabulary, data: st.DataObject) -> None:
-    alone = vocabulary.table.alone
-    ids: list[int] = []
-    for sample in data.draw(st.lists(SAMPLES, min_size=1, max_size=4)):
-        drawn = data.draw(st.lists(st.integers(0, vocabulary.size - 1), max_size=9))
-        ids += [token_id for token_id in drawn if alone[token_id] is not None]
-        ids += vocabulary.encode(sample)
-    stream = TextStream(vocabulary.table)
-    assert "".join(stream.push(token_id) for token_id in ids) + stream.finish() == vocabulary.decode(ids)
+    ids = data.draw(valid_ids(vocabulary))
+    assert stream_all(TextStream(vocabulary.table), ids) == vocabulary.decode(ids)
+
+
+@over_vocabularies
+@given(data=st.data())
+def test_prompt_and_output_join_to_the_tokenizers_own_decode(vocabulary: Vocabulary, data: st.DataObject) -> None:
+    """Wherever the prompt ends: within a character, behind special tokens only, before the first word."""
+    ids = data.draw(valid_ids(vocabulary))
+    cut = data.draw(st.integers(0, len(ids)))
+    prompt, output = ids[:cut], ids[cut:]
+    text = stream_all(TextStream(vocabulary.table, start=vocabulary.table.after(prompt)), output)
+    assert complete_text(vocabulary, prompt) + text == vocabulary.decode(ids)
+
+
+@over_vocabularies
+@given(data=st.data())
+def test_any_prompt_and_output_join_to_the_decode_of_all_bytes(vocabulary: Vocabulary, data: st.DataObject) -> None:
+    ids = data.draw(token_ids(vocabulary))
+    cut = data.draw(st.integers(0, len(ids)))
+    prompt, output = ids[:cut], ids[cut:]
+    text = stream_all(TextStream(vocabulary.table, start=vocabulary.table.after(prompt)), output)
+    whole = unary_text(vocabulary, ids)
+    assert whole.endswith(text)
+    # What is left of the prompt is all of it but an incomplete character, which decodes to one U+FFFD.
+    assert unary_text(vocabulary, prompt) in (whole.removesuffix(text), whole.removesuffix(text) + "\ufffd")
+
+
+@over_vocabularies
+@given(data=st.data())
+def test_stops_match_the_output_alone_whatever_the_prompt(vocabulary: Vocabulary, data: st.DataObject) -> None:
+    ids = data.draw(valid_ids(vocabulary))
+    cut = data.draw(st.integers(0, len(ids)))
+    start = vocabulary.table.after(ids[:cut])
+    text = stream_all(TextStream(vocabulary.table, start=start), ids[cut:])
+    whole = vocabulary.decode(ids)
+    assume(whole)
+    place = data.draw(st.integers(0, len(whole) - 1))
+    stop = whole[place : place + data.draw(st.integers(1, 6))]
+    stream = TextStream(vocabulary.table, (stop,), start=start)
+    assert (stream_all(stream, ids[cut:]), stream.stopped) == cut_at_leftmost(text, [stop], include_stop=False)
 
 
 @over_vocabularies
@@ -74,7 +135,7 @@ def test_stops_cut_the_unary_text_at_the_leftmost_match(vocabulary: Vocabulary, 
         stops.append(stop + data.draw(st.sampled_from(["", "", "?"])))
     include_stop = data.draw(st.booleans())
     stream = TextStream(vocabulary.table, tuple(stops), include_stop)
-    streamed = "".join(stream.push(token_id) for token_id in ids) + stream.finish()
+    streamed = stream_all(stream, ids)
     assert (streamed, stream.stopped) == cut_at_leftmost(text, stops, include_stop)
 
 

@@ -53,15 +53,24 @@ def byte_level(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def sentencepiece(tokenizer: Tokenizer) -> Vocabulary:
-    """`▁` is a space, `<0xNN>` is one byte, everything else is itself; the text begins with an added space."""
-    pieces = _pieces(tokenizer)
-    table = [
+    """The text begins with an added space, which is stripped."""
+    return Vocabulary(tokenizer, TokenTable(_unmarked(tokenizer, " "), _special_ids(tokenizer), True))
+
+
+def metaspace(tokenizer: Tokenizer) -> Vocabulary:
+    """The marks of the first token are no text."""
+    table = TokenTable(_unmarked(tokenizer, " "), _special_ids(tokenizer), False, _unmarked(tokenizer, ""))
+    return Vocabulary(tokenizer, table)
+
+
+def _unmarked(tokenizer: Tokenizer, space: str) -> list[bytes]:
+    """`▁` is a space, `<0xNN>` is one byte, everything else is itself."""
+    return [
         bytes([int(match[1], 16)])
         if (match := re.fullmatch(r"<0x([0-9A-F]{2})>", piece))
-        else piece.replace("▁", " ").encode()
-        for piece in pieces
+        else piece.replace("▁", space).encode()
+        for piece in _pieces(tokenizer)
     ]
-    return Vocabulary(tokenizer, TokenTable(table, _special_ids(tokenizer), strips_leading_space=True))
 
 
 def build_byte_level() -> Vocabulary:
@@ -81,17 +90,30 @@ def build_byte_level() -> Vocabulary:
 
 def build_sentencepiece() -> Vocabulary:
     """A Llama-style vocabulary: prefix space, byte fallback; emoji and Hangul are not in it, so they become bytes."""
+    tokenizer = _with_byte_fallback()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return sentencepiece(tokenizer)
+
+
+def build_metaspace() -> Vocabulary:
+    """The same pieces, marked and unmarked by Metaspace, which takes every mark from the first token."""
+    tokenizer = _with_byte_fallback()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback()])
+    return metaspace(tokenizer)
+
+
+def _with_byte_fallback() -> Tokenizer:
     words = ["▁", "▁the", "▁river", "▁▁", "the", "世", "界", "é", "П", *"abcdefghijklmnopqrstuvwxyz.,!"]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     tokenizer = Tokenizer(
         models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
     )
     tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in ("<unk>", "<s>", "</s>")])
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return sentencepiece(tokenizer)
+    return tokenizer
 
 
 def _pieces(tokenizer: Tokenizer) -> list[str]:

@@ -35,8 +35,6 @@ def make_spec(**changes: Any) -> ModelSpec:
         "tie_word_embeddings": False,
         "max_position_embeddings": 2048,
         "hidden_act": "silu",
-        "eos_token_ids": (),
-        "bos_token_id": None,
         "dtype": "bfloat16",
     }
     sizes |= changes

@@ -20,8 +20,51 @@ from weir.config import Settings, public_name
 
 CHART = Path(__file__).resolve().parent.parent / "helm" / "weir"
 TABLE = re.compile(r"(<!-- values -->\n).*(<!-- /values -->\n)", re.DOTALL)
-# Quantities ("4Gi", 0.5) and percentages are numbers or strings to Kubernetes.
 NUMBER_OR_STRING = {"type": ["number", "string"]}
+Schema = dict[str, Any]
+# What a value is allowed to be where its default ({}, [], "") does not say it: `@schema {like: NAME}`.
+QUANTITY: Schema = {
+    "type": ["number", "string"],
+    "exclusiveMinimum": 0,
+    "pattern": "^[0-9]+(\\.[0-9]+)?([eE][0-9]+|[KMGTPE]i|[mkMGTPE])?$",
+}
+LABEL_KEY = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+SCALAR: Schema = {"type": ["string", "number", "boolean", "null"]}
+LABEL_VALUE: Schema = SCALAR | {"pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", "maxLength": 63}
+NAME: Schema = {"type": "string", "minLength": 1}
+OBJECT: Schema = {"type": ["object", "null"]}
+OBJECTS: Schema = {"type": ["array", "null"], "items": {"type": "object", "minProperties": 1}}
+QUANTITIES: Schema = {"type": ["object", "null"], "additionalProperties": QUANTITY}
+SHAPES: dict[str, Schema] = {
+    "object": OBJECT,
+    "objects": OBJECTS,
+    "labels": OBJECT | {"propertyNames": {"pattern": LABEL_KEY}, "additionalProperties": LABEL_VALUE},
+    "annotations": OBJECT | {"propertyNames": {"pattern": LABEL_KEY}, "additionalProperties": SCALAR},
+    "variables": {
+        "type": ["array", "null"],
+        "items": {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": False,
+            "properties": {"name": NAME, "value": SCALAR, "valueFrom": {"type": "object", "minProperties": 1}},
+        },
+    },
+    "quantity": QUANTITY,
+    "resources": OBJECT
+    | {
+        "additionalProperties": False,
+        "properties": {"requests": QUANTITIES, "limits": QUANTITIES, "claims": OBJECTS},
+    },
+    "countOrPercent": {"type": ["integer", "string"], "minimum": 0, "maximum": 1000000, "pattern": "^[0-9]+%$"},
+    "strategy": OBJECT
+    | {"additionalProperties": False, "properties": {"type": {"type": "string"}, "rollingUpdate": OBJECT}},
+    "metrics": {"type": ["array", "null"], "items": {"type": "object", "required": ["type"]}},
+    "spread": {
+        "type": ["array", "null"],
+        "items": {"type": "object", "required": ["maxSkew", "topologyKey", "whenUnsatisfiable"]},
+    },
+    "issuer": OBJECT | {"additionalProperties": False, "properties": {"name": NAME, "kind": NAME, "group": NAME}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +118,9 @@ def _comment(lines: list[str], line: int) -> tuple[str, dict[str, Any]]:
     return " ".join(words), schema
 
 
-def schema_of(values: list[Value]) -> dict[str, Any]:
+def schema_of(values: list[Value]) -> Schema:
     """JSON schema of the chart's values. The top level stays open for `global` and the values of a parent chart."""
-    root: dict[str, Any] = {
+    root: Schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the weir chart",
         "type": "object",
@@ -89,17 +132,24 @@ def schema_of(values: list[Value]) -> dict[str, Any]:
             parent = parent["properties"][step]
         if value.is_section:
             # Templates explain a missing mapping better than a schema does, so null passes here.
-            item: dict[str, Any] = {"type": ["object", "null"], "additionalProperties": False, "properties": {}}
-        elif value.path[0] == "settings":
-            item = _settings_schema(value.path[1]) | {"description": value.description}
+            item: Schema = {"type": ["object", "null"], "additionalProperties": False, "properties": {}}
         else:
-            item = {"description": value.description} | _implied(value.default) | value.schema
+            item = {"description": value.description} | _shape(value)
             item["default"] = value.default
         parent["properties"][value.path[-1]] = item
     return root
 
 
-def _implied(default: Any) -> dict[str, Any]:
+def _shape(value: Value) -> Schema:
+    given = dict(value.schema)
+    like = given.pop("like", None)
+    if like == "settings":
+        sections = {section: _settings_schema(section) for section in Settings.model_fields}
+        return OBJECT | {"additionalProperties": False, "properties": sections}
+    return (SHAPES[like] if like else _implied(value.default)) | given
+
+
+def _implied(default: Any) -> Schema:
     if isinstance(default, bool):
         return {"type": "boolean"}
     if isinstance(default, int):
@@ -111,7 +161,7 @@ def _implied(default: Any) -> dict[str, Any]:
     return {"type": ["array", "null"]} if isinstance(default, list) else {"type": ["object", "null"]}
 
 
-def _settings_schema(section: str) -> dict[str, Any]:
+def _settings_schema(section: str) -> Schema:
     """Names and types of one section of `weir serve`'s settings, so that a typing error shows before a pod starts."""
     fields = type(getattr(Settings(), section)).model_fields
     schema = type(getattr(Settings(), section)).model_json_schema()["properties"]
@@ -160,8 +210,7 @@ def helper_of(values: list[Value]) -> str:
 
 
 def _may_be_null(value: Value) -> bool:
-    kinds = (_implied(value.default) | value.schema)["type"]
-    return "null" in kinds or value.default == ""
+    return "null" in _shape(value)["type"] or value.default == ""
 
 
 def outputs() -> dict[Path, str]:

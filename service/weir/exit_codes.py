@@ -11,3 +11,7 @@ WRONG_USAGE = 2
 TRY_LATER = 3
 # As a shell reports Ctrl-C.
 INTERRUPTED = 130
+# As a shell reports SIGPIPE: whoever read the output has seen enough.
+OUTPUT_CLOSED = 141
+# As a shell reports SIGTERM, for the commands that it does not ask to finish their work.
+TERMINATED = 143

@@ -11,6 +11,7 @@ from weir.config import Settings
 from weir.engine.errors import CancelledError, DeadlineError, EngineFailedError, InvalidRequestError
 from weir.engine.process import EngineClient
 from weir.engine.request import Admitted, Delta, Done, Event, GenerateRequest, SamplingParams
+from weir.engine.unread import NoMeter
 
 from tests.cases.engines import Engine, ExactModel, make_core, some_tokens
 from tests.contract.decode import eventually
@@ -197,8 +198,9 @@ async def test_an_id_may_be_used_again_before_the_engine_has_heard_of_its_cancel
     """vllm#57061: a cancel that overtook its submit left state behind for ever."""
     for _ in range(20):
         ticket = process.reserve(600, "")
-        process.submit(endless("same"), ticket).close()
-    last = process.submit(replace(endless("same"), params=SamplingParams(3, ignore_eos=True)), process.reserve(600, ""))
+        process.submit(endless("same"), ticket, NoMeter()).close()
+    short = replace(endless("same"), params=SamplingParams(3, ignore_eos=True))
+    last = process.submit(short, process.reserve(600, ""), NoMeter())
     events: list[Event] = [event async for event in last]
     assert [type(event).__name__ for event in events] == ["Admitted", "Delta", "Delta", "Delta", "Done"]
     await eventually(lambda: not process._streams and process.snapshot().kv_used_tokens == 0, timeout_s=30)
@@ -207,7 +209,7 @@ async def test_an_id_may_be_used_again_before_the_engine_has_heard_of_its_cancel
 
 
 async def test_a_request_that_runs_when_the_engine_is_stopped_is_told_so(process: EngineClient) -> None:
-    stream = process.submit(endless("cut"), process.reserve(600, ""))
+    stream = process.submit(endless("cut"), process.reserve(600, ""), NoMeter())
     events = aiter(stream)
     assert isinstance(await anext(events), Admitted)
     await process.stop(10)

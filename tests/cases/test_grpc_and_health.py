@@ -19,7 +19,7 @@ import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from weir.client import AsyncClient, DeadlineError, RequestCancelledError, ServerError
+from weir.client import AsyncClient, DeadlineError, RequestCancelledError, ServerError, UnavailableError
 from weir.config import ServerSettings, Settings, TelemetrySettings
 from weir.engine.errors import QueueFullError
 from weir.engine.process import EngineClient
@@ -27,8 +27,8 @@ from weir.server import serve
 from weir.server.app import App
 from weir.server.prompts import NoTokenizer
 from weir.telemetry.telemetry import Telemetry
+from weir.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from weir.v1 import inference_pb2 as pb
-from weir.v1 import inference_pb2_grpc
 
 from tests.contract.decode import eventually, refusal
 from tests.contract.fake_engine import FakeEngine
@@ -48,7 +48,7 @@ def nothing_held(app: App, engine: FakeEngine) -> bool:
 # -- health -------------------------------------------------------------------------------------------------------
 
 
-async def test_health_answers_while_every_tokenizer_thread_is_busy_and_fifty_requests_wait(
+async def test_health_answers_while_every_tokenizer_is_busy_and_fifty_requests_wait(
     app: App, client: AsyncClient, engine: FakeEngine, tokenizer: ByteTokenizer
 ) -> None:
     """sglang#11338: the health check waited behind 50 requests, and a server that was only busy was restarted."""
@@ -72,7 +72,7 @@ async def test_an_engine_process_that_hangs_is_not_alive_and_one_that_goes_on_is
     settings = Settings(model=model.model, engine=model.engine, server=LOOPBACK)
     engine = EngineClient(settings)
     engine.start()
-    app = App(settings, engine, NoTokenizer)
+    app = App(settings, engine, NoTokenizer())
     await app.start()
     pid = engine._process.pid
     assert pid is not None
@@ -89,6 +89,44 @@ async def test_an_engine_process_that_hangs_is_not_alive_and_one_that_goes_on_is
         await health_becomes(client, True)
         assert len((await anext(stream)).token_ids) == 1
         stream.close()
+    await app.shut_down()
+
+
+async def test_an_engine_process_that_hangs_while_idle_is_noticed_by_the_first_request_and_refuses_the_next(
+    dummy_settings: Callable[..., Settings],
+) -> None:
+    """An idle engine shows no heartbeat, so one that hung in its sleep was healthy for ever, with requests waiting."""
+    model = dummy_settings(max_model_len=512, kv_memory_bytes=4 * 2**20, stall_timeout_s=0.5)
+    settings = Settings(model=model.model, engine=model.engine, server=LOOPBACK)
+    engine = EngineClient(settings)
+    engine.start()
+    app = App(settings, engine, NoTokenizer)
+    await app.start()
+    pid = engine._process.pid
+    assert pid is not None
+    async with AsyncClient(f"127.0.0.1:{app.port}", max_attempts=1) as client:
+        await client.wait_ready(60)
+        await client.complete(token_ids=[5, 6, 7], max_tokens=2)
+        await eventually(lambda: not engine.progress().busy)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # Nothing is asked of it, so nothing is wrong.
+            await asyncio.sleep(0.7)
+            assert await client.health("liveness")
+            waiting = [asyncio.create_task(client.complete(token_ids=[5, 6, n], max_tokens=2)) for n in range(5)]
+            await health_becomes(client, False)
+            with pytest.raises(UnavailableError) as refused:
+                await client.complete(token_ids=[1], max_tokens=2)
+            assert (refused.value.reason, refused.value.retry_after_s) == ("ENGINE_STALLED", 1.0)
+            async with grpc.aio.insecure_channel(app.admin_target) as admin:
+                stub = admin_pb2_grpc.AdminServiceStub(admin)  # type: ignore[no-untyped-call]
+                flushed = await refusal(stub.FlushPrefixCache(admin_pb2.FlushPrefixCacheRequest()))
+                assert flushed.details["ErrorInfo"].reason == "ENGINE_STALLED"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert [len((await answer).token_ids) for answer in waiting] == [2] * 5
+        await health_becomes(client, True)
+        assert len((await client.complete(token_ids=[1], max_tokens=2)).token_ids) == 2
     await app.shut_down()
 
 
@@ -146,7 +184,7 @@ async def test_exceptions_inside_leave_nothing_behind_however_many_there_are(
 ) -> None:
     """grpc#36908: each exception that a handler did not catch leaked its call."""
 
-    def broken(text: str) -> list[int]:
+    async def broken(prompt: pb.Prompt) -> list[int]:
         raise RuntimeError("the tokenizer is broken")
 
     with monkeypatch.context() as patch:
@@ -180,7 +218,7 @@ async def observed(endpoint: str | None) -> AsyncIterator[tuple[App, FakeEngine,
     """The scripted engine behind a server whose telemetry is the real one."""
     settings = Settings(server=LOOPBACK, telemetry=TelemetrySettings(trace_endpoint=endpoint))
     engine, telemetry = FakeEngine(), Telemetry(settings, "echo")
-    app = App(settings, engine, ByteTokenizer, telemetry)
+    app = App(settings, engine, ByteTokenizer(), telemetry)
     await app.start()
     engine.load()
     await app.lifecycle.changed(0, timeout_s=5)

@@ -14,6 +14,7 @@ from weir.engine.errors import InvalidRequestError
 from weir.engine.load import load_engine
 from weir.engine.plan import SchedulerLimits, StepPlan
 from weir.engine.queue_gate import QueueGate
+from weir.engine.records import QueueOutlook
 from weir.engine.request import ChoiceFinish, FinishReason, SamplingParams
 from weir.engine.scheduler import Scheduler
 from weir.engine.tenants import Tenants
@@ -391,7 +392,8 @@ async def test_every_request_of_a_burst_over_the_queue_gets_exactly_one_reply(
     client: AsyncClient, engine: FakeEngine
 ) -> None:
     """sglang#33858: those that a full queue threw out never heard of it."""
-    engine.gate = QueueGate(10, 10_000, Tenants(), engine.snapshot)
+    no_slot = 0
+    engine.gate = QueueGate(10, 10_000, Tenants(), engine.snapshot, QueueOutlook, no_slot)
     engine.admitting.clear()
 
     async def ask(number: int) -> Completion:

@@ -10,7 +10,6 @@ from typing import Any
 Schema = dict[str, Any]
 STRING: Schema = {"type": "string", "minLength": 1}
 STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
-PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 DURATION: Schema = {"type": "string", "pattern": r"^([0-9]+(h|m|s|ms))+$"}
 ANY: Schema = {"type": "object"}
 
@@ -42,14 +41,8 @@ ENDPOINT = struct(
     {"relabelings": array(ANY), "metricRelabelings": array(ANY)},
 )
 MONITOR = {"selector": LABEL_SELECTOR, "namespaceSelector": struct({"matchNames": array(STRING)})}
-PARENT = struct({"name": STRING}, {"namespace": STRING, "sectionName": STRING, "port": PORT})
-BACKEND = struct({"name": STRING}, {"port": PORT, "group": STRING, "kind": STRING, "weight": {"type": "integer"}})
-SERVICE_METHOD = struct({"method": struct({"service": STRING}, {"type": {"enum": ["Exact", "RegularExpression"]}})})
-PATH = struct({"path": struct({"type": {"enum": ["Exact", "PathPrefix"]}, "value": STRING})})
-
 SCHEMAS: dict[str, Schema] = {
-    "ServiceMonitor": resource(struct(MONITOR | {"endpoints": array(ENDPOINT)})),
-    "PodMonitor": resource(struct(MONITOR | {"podMetricsEndpoints": array(ENDPOINT)})),
+    "ServiceMonitor": resource(struct(MONITOR | {"endpoints": array(ENDPOINT)}, {"podTargetLabels": array(STRING)})),
     "PrometheusRule": resource(
         struct(
             {
@@ -115,42 +108,6 @@ SCHEMAS: dict[str, Schema] = {
                     {"rotationPolicy": {"enum": ["Always", "Never"]}},
                 ),
             },
-        )
-    ),
-    "InferencePool": resource(
-        struct(
-            {
-                "selector": LABEL_SELECTOR,
-                "targetPorts": array(struct({"number": PORT}), most=8),
-                "endpointPickerRef": struct(
-                    {"name": STRING, "port": struct({"number": PORT})},
-                    {"failureMode": {"enum": ["FailOpen", "FailClose"]}},
-                ),
-            },
-            {"appProtocol": {"enum": ["http", "kubernetes.io/h2c"]}},
-        )
-    ),
-    "GRPCRoute": resource(
-        struct(
-            {
-                "parentRefs": array(PARENT),
-                "rules": array(struct({"matches": array(SERVICE_METHOD, most=8), "backendRefs": array(BACKEND)})),
-            },
-            {"hostnames": array(STRING)},
-        )
-    ),
-    "HTTPRoute": resource(
-        struct(
-            {
-                "parentRefs": array(PARENT),
-                "rules": array(
-                    struct(
-                        {"matches": array(PATH, most=8), "backendRefs": array(BACKEND)},
-                        {"timeouts": struct({"request": DURATION}, {"backendRequest": DURATION})},
-                    )
-                ),
-            },
-            {"hostnames": array(STRING)},
         )
     ),
 }

@@ -71,11 +71,13 @@ class Rendered:
         assert len(found) == 1, f"{len(found)} containers {name}"
         return found[0]
 
-    def settings(self) -> Tree:
-        """The settings file of the server."""
-        name = next(v for v in self.pod()["volumes"] if v["name"] == "settings")["configMap"]["name"]
-        tree: Tree = yaml.safe_load(self.one("ConfigMap", name)["data"]["weir.yaml"])
-        return tree
+    def settings(self) -> dict[str, str]:
+        """The settings of the server, as its environment."""
+        return {e["name"]: e["value"] for e in self.container()["env"] if e["name"].startswith("WEIR_")}
+
+    def job_pods(self) -> list[Tree]:
+        """Pod templates of the Jobs: `metadata` and `spec`."""
+        return [job["spec"]["template"] for job in self.all("Job")]
 
 
 def helm_binary(major: int) -> Path:
@@ -92,20 +94,24 @@ def render(
     helm: int = 4,
     kube: str = KUBE_VERSION,
     flags: tuple[str, ...] = (),
+    release: str = "demo",
+    namespace: str = "llm",
 ) -> Rendered:
     """Render with the values of a ci file, and `values` over them. Raises RenderError with Helm's message."""
-    return _render(ci, json.dumps(values or {}), helm, kube, flags)
+    return _render(ci, json.dumps(values or {}), helm, kube, flags, release, namespace)
 
 
 @functools.cache
-def _render(ci: str, values: str, helm: int, kube: str, flags: tuple[str, ...]) -> Rendered:
+def _render(
+    ci: str, values: str, helm: int, kube: str, flags: tuple[str, ...], release: str, namespace: str
+) -> Rendered:
     command: list[str | Path] = [
         helm_binary(helm),
         "template",
-        "demo",
+        release,
         CHART,
         "--namespace",
-        "llm",
+        namespace,
         "--kube-version",
         kube,
     ]

@@ -18,7 +18,7 @@ def test_every_custom_object_fits_its_schema(ci: str) -> None:
 
 
 def test_every_schema_is_used_by_some_render() -> None:
-    values = {"monitoring": {"prometheusRule": {"enabled": True, "extraGroups": [{"name": "more", "rules": []}]}}}
+    values = {"monitoring": {"prometheusRule": {"enabled": True}}}
     rule = render("default", values).one("PrometheusRule")
     jsonschema.validate(rule, SCHEMAS["PrometheusRule"])
     kinds = {obj["kind"] for ci in CI_NAMES for obj in render(ci).objects}

@@ -18,8 +18,6 @@ CUSTOM_GROUPS = {
     "monitoring.coreos.com/v1",
     "keda.sh/v1alpha1",
     "cert-manager.io/v1",
-    "gateway.networking.k8s.io/v1",
-    "inference.networking.k8s.io/v1",
 }
 TOP_LEVEL = list(yaml.safe_load((CHART / "values.yaml").read_text()))
 

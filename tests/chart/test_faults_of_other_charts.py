@@ -21,10 +21,11 @@ def test_a_slow_load_is_bounded_by_the_startup_probe_and_not_by_liveness(ci: str
     assert "initialDelaySeconds" not in engine["livenessProbe"]
 
 
-def test_the_load_budget_is_a_value_and_is_rounded_up_to_whole_periods() -> None:
-    probes = {"startup": {"budgetSeconds": 1001, "periodSeconds": 10}}
-    startup = render("default", {"probes": probes}).container()["startupProbe"]
-    assert (startup["failureThreshold"], startup["periodSeconds"]) == (101, 10)
+def test_the_load_budget_is_a_value_is_rounded_up_to_whole_periods_and_ends_before_the_rollout_fails() -> None:
+    rendered = render("default", {"startupBudgetSeconds": 2001})
+    startup = rendered.container()["startupProbe"]
+    assert (startup["failureThreshold"], startup["periodSeconds"]) == (401, 5)
+    assert rendered.workload()["spec"]["progressDeadlineSeconds"] > 2005
 
 
 @every_render
@@ -76,9 +77,9 @@ def test_a_constraint_with_its_own_selector_keeps_it() -> None:
     assert placed == constraint
 
 
-def test_the_gpus_are_written_to_requests_and_limits() -> None:
-    resources = render("default", {"gpu": {"count": 2}}).container()["resources"]
-    assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == "2"
+def test_the_gpu_is_written_to_requests_and_limits() -> None:
+    resources = render().container()["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == "1"
     assert resources["requests"]["memory"] == "16Gi"
 
 
@@ -92,9 +93,18 @@ def test_no_gpu_leaves_no_trace_of_one() -> None:
     assert "gpu" not in str(render("cpu").container()["resources"])
 
 
-def test_gpus_without_other_resources_are_still_asked_for() -> None:
-    resources = render("default", {"resources": None}).container()["resources"]
-    assert resources == {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1"}}
+def test_resources_of_ones_own_replace_the_presets_and_the_gpu_is_still_asked_for() -> None:
+    resources = render("default", {"resources": {"requests": {"cpu": 1}}}).container()["resources"]
+    assert resources == {"limits": {"nvidia.com/gpu": "1"}, "requests": {"cpu": "1", "nvidia.com/gpu": "1"}}
+
+
+def test_a_claim_of_dynamic_resource_allocation_takes_the_place_of_the_extended_resource() -> None:
+    claim = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
+    rendered = render("default", {"gpu": {"resourceClaims": [claim]}})
+    assert rendered.pod()["resourceClaims"] == [claim]
+    resources = rendered.container()["resources"]
+    assert resources["claims"] == [{"name": "gpu"}]
+    assert "nvidia.com/gpu" not in str(resources)
 
 
 def test_a_gpu_rollout_needs_no_spare_gpu() -> None:
@@ -108,7 +118,7 @@ def test_a_cpu_rollout_starts_the_new_pod_first() -> None:
 
 
 def test_a_volume_of_one_node_is_given_back_before_the_new_pod_needs_it() -> None:
-    values = {"model": {"fetch": {"persistence": {"enabled": True}}}}
+    values = {"model": {"cache": {"enabled": True}}}
     assert render("cpu", values).workload()["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
 
 
@@ -118,40 +128,23 @@ def test_recreate_comes_without_rolling_update_keys() -> None:
 
 @every_render
 def test_a_mesh_takes_the_port_for_grpc(ci: str) -> None:
-    wanted = "kubernetes.io/h2c" if ci == "gateway" else "grpc"
+    wanted = "kubernetes.io/h2c" if ci == "readiness-gate" else "grpc"
     for service in render(ci).all("Service"):
         (port,) = [p for p in service["spec"]["ports"] if p["name"] == "grpc"]
         assert port["appProtocol"] == wanted
 
 
-def test_an_inference_pool_speaks_http2_in_plain_text() -> None:
-    assert render("gateway").one("InferencePool")["spec"]["appProtocol"] == "kubernetes.io/h2c"
-
-
-def test_the_endpoint_picker_is_told_the_metrics_port() -> None:
-    rendered = render("gateway", {"ports": {"metrics": 9999}})
-    assert "port: 9999" in rendered.one("ConfigMap", "demo-weir-endpoint-picker")["data"]["epp-config.yaml"]
-    labels = rendered.workload()["spec"]["template"]["metadata"]["labels"]
-    assert labels["llm-d.ai/engine-type"] == "vllm"
-
-
 @every_render
 def test_a_service_named_weir_puts_nothing_into_the_environment(ci: str) -> None:
     assert render(ci).pod()["enableServiceLinks"] is False
-    for pod in render(ci).all("Pod"):
+    for pod in render(ci).job_pods():
         assert pod["spec"]["enableServiceLinks"] is False
 
 
 def test_prometheus_reaches_the_metrics_through_the_network_policy() -> None:
-    rules = render("gateway").one("NetworkPolicy")["spec"]["ingress"]
+    rules = render("readiness-gate").one("NetworkPolicy")["spec"]["ingress"]
     (scrape,) = [r for r in rules if "monitoring" in str(r.get("from"))]
     assert {p["port"] for p in scrape["ports"]} == {"metrics", 9091}
-
-
-def test_the_endpoint_picker_reaches_metrics_through_the_network_policy() -> None:
-    rules = render("gateway").one("NetworkPolicy")["spec"]["ingress"]
-    (picker,) = [r for r in rules if "gateways" in str(r.get("from"))]
-    assert {p["port"] for p in picker["ports"]} == {"grpc", "metrics"}
 
 
 def test_the_kubelet_reaches_the_health_port_through_the_network_policy() -> None:
@@ -197,12 +190,12 @@ def test_while_the_endpoints_are_taken_away_the_pod_goes_on_serving() -> None:
 
 
 def test_the_pods_roll_when_settings_change_and_only_then() -> None:
-    def checksum(values: Tree) -> str:
-        annotations = render("default", values).workload()["spec"]["template"]["metadata"]["annotations"]
-        return str(annotations["checksum/settings"])
+    def template(values: Tree) -> object:
+        return render("default", values).workload()["spec"]["template"]
 
-    assert checksum({"settings": {"engine": {"max_running": 8}}}) != checksum({})
-    assert checksum({"replicaCount": 3}) == checksum({})
+    assert template({"settings": {"engine": {"max_running": 8}}}) != template({})
+    assert template({"replicaCount": 3}) == template({})
+    assert template({"monitoring": {"serviceMonitor": {"enabled": True}}}) == template({})
 
 
 def test_the_deletion_cost_is_left_alone_where_nothing_reads_it() -> None:

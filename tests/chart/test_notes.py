@@ -34,14 +34,26 @@ def test_they_name_the_workload_and_the_services(ci: str, tmp_path: Path) -> Non
 
 
 def test_they_warn_of_a_monitor_that_prometheus_would_not_find(tmp_path: Path) -> None:
-    assert "WARNING" not in notes(tmp_path, "hpa")
-    text = notes(tmp_path, "hpa", {"monitoring": {"podMonitor": {"labels": None}}})
-    assert "WARNING: monitoring.podMonitor.labels is empty." in text
+    assert "labels is empty" not in notes(tmp_path, "gpu-shared-pvc")
+    text = notes(tmp_path, "gpu-shared-pvc", {"monitoring": {"serviceMonitor": {"labels": None}}})
+    assert "WARNING: monitoring.serviceMonitor.labels is empty." in text
+
+
+def test_they_say_that_nothing_is_published_under_a_name_without_a_registry(tmp_path: Path) -> None:
+    assert "nothing is published under weir and weir-sidecar" in notes(tmp_path)
+    own = {"image": {"repository": "r.example.com/weir"}, "sidecar": {"image": {"repository": "r.example.com/side"}}}
+    assert "published" not in notes(tmp_path, values=own)
+
+
+def test_they_warn_of_a_volume_that_restricted_namespaces_refuse(tmp_path: Path) -> None:
+    values = {"model": {"source": "volume", "volume": {"nfs": {"server": "files", "path": "/models"}}}}
+    assert "WARNING: volumes of type nfs:" in notes(tmp_path, values=values)
+    assert "volumes of type" not in notes(tmp_path, "existing-volume")
 
 
 def test_they_say_how_long_a_pod_takes_to_end(tmp_path: Path) -> None:
     text = notes(tmp_path, "existing-volume")
-    assert "serves 15 s more, then finishes its streams for up to 600 s; Kubernetes waits 700 s in all." in text
+    assert "serves 15 s more, then finishes its streams for up to 600 s; Kubernetes waits 625 s in all." in text
 
 
 def test_they_name_what_a_gpu_cluster_without_a_spare_gpu_should_know(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from weir import config
 from weir.cli import COMMANDS
+from weir.commands import fetch as fetch_command
+from weir.models import fetch as models_fetch
 from weir.sidecar import settings as sidecar_settings
 
 from tests.chart.rendering import CI_NAMES, Rendered, Tree, render
@@ -36,10 +37,8 @@ def mounts(container: Tree) -> dict[str, Tree]:
     return {m["mountPath"]: m for m in container.get("volumeMounts", [])}
 
 
-def load_settings(rendered: Rendered, tmp_path: Path) -> config.Settings:
-    file = tmp_path / "weir.yaml"
-    file.write_text(yaml.safe_dump(rendered.settings()))
-    return config.load(env={}, file=file)
+def load_settings(rendered: Rendered) -> config.Settings:
+    return config.load(env=rendered.settings())
 
 
 @every_render
@@ -49,12 +48,10 @@ def test_every_selector_selects_the_serving_pods_and_no_other_pod(ci: str) -> No
     selectors += [rendered.workload()["spec"]["selector"]["matchLabels"]]
     selectors += [p["spec"]["selector"]["matchLabels"] for p in rendered.all("PodDisruptionBudget")]
     selectors += [p["spec"]["podSelector"]["matchLabels"] for p in rendered.all("NetworkPolicy")]
-    selectors += [p["spec"]["selector"]["matchLabels"] for p in rendered.all("PodMonitor")]
-    selectors += [p["spec"]["selector"]["matchLabels"] for p in rendered.all("InferencePool")]
     selectors += [t["labelSelector"]["matchLabels"] for t in rendered.pod()["topologySpreadConstraints"]]
     for selector in selectors:
         assert selects(selector, pod_labels(rendered))
-        for other in rendered.all("Pod"):
+        for other in rendered.job_pods():
             assert not selects(selector, other["metadata"]["labels"])
 
 
@@ -71,27 +68,17 @@ def test_every_service_port_leads_to_the_container_port_of_its_name(ci: str) -> 
 
 
 @every_render
-def test_the_settings_file_is_one_that_the_server_accepts_with_the_ports_of_the_container(
-    ci: str, tmp_path: Path
-) -> None:
+def test_the_settings_are_ones_that_the_server_accepts_with_the_ports_of_the_container(ci: str) -> None:
     rendered = render(ci)
-    server = load_settings(rendered, tmp_path).server
+    server = load_settings(rendered).server
     ports = container_ports(rendered)
     assert (server.port, server.metrics_port) == (ports["grpc"], ports["metrics"])
-    environment = {e["name"]: e.get("value") for e in rendered.container()["env"]}
-    assert environment["WEIR_CONFIG"] == mount_of(rendered.container(), "settings") + "/weir.yaml"
-
-
-def mount_of(container: Tree, volume: str) -> str:
-    (path,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == volume]
-    assert isinstance(path, str)
-    return path
 
 
 @every_render
-def test_the_files_in_the_settings_are_mounted(ci: str, tmp_path: Path) -> None:
+def test_the_files_in_the_settings_are_mounted(ci: str) -> None:
     rendered = render(ci)
-    settings, mounted = load_settings(rendered, tmp_path), mounts(rendered.container())
+    settings, mounted = load_settings(rendered), mounts(rendered.container())
     server = settings.server
     for file in (server.tls_cert_file, server.tls_key_file, server.tls_client_ca_file, server.auth_tokens_file):
         assert file is None or str(Path(file).parent) in mounted
@@ -114,9 +101,9 @@ def test_every_mounted_volume_exists_and_every_volume_is_mounted(ci: str) -> Non
 
 
 @every_render
-def test_probes_ask_the_plaintext_port_for_services_that_the_server_has(ci: str, tmp_path: Path) -> None:
+def test_probes_ask_the_plaintext_port_for_services_that_the_server_has(ci: str) -> None:
     rendered = render(ci)
-    engine, server = rendered.container(), load_settings(rendered, tmp_path).server
+    engine, server = rendered.container(), load_settings(rendered).server
     port = server.health_port if server.tls_cert_file is not None else server.port
     assert engine["startupProbe"]["grpc"] == {"port": port, "service": "readiness"}
     assert engine["livenessProbe"]["grpc"] == {"port": port, "service": "liveness"}
@@ -125,9 +112,9 @@ def test_probes_ask_the_plaintext_port_for_services_that_the_server_has(ci: str,
 
 
 @every_render
-def test_the_sidecar_and_the_engine_share_the_admin_socket(ci: str, tmp_path: Path) -> None:
+def test_the_sidecar_and_the_engine_share_the_admin_socket(ci: str) -> None:
     rendered = render(ci)
-    address = load_settings(rendered, tmp_path).server.admin_address
+    address = load_settings(rendered).server.admin_address
     folder = str(Path(address.removeprefix("unix:")).parent)
     assert address.startswith("unix:/")
     assert mounts(rendered.container())[folder]["name"] == "run"
@@ -150,8 +137,9 @@ def test_only_the_sidecar_holds_a_token_of_the_api_server(ci: str) -> None:
         for m in c.get("volumeMounts", [])
         if m["name"] in tokens
     }
-    assert holders == ({"sidecar"} if "sidecar" in container_ports(rendered) else set())
-    assert bool(rendered.all("Role")) == ("sidecar" in holders)
+    keeps = "sidecar" in container_ports(rendered) and (ci != "statefulset" or bool(pod.get("readinessGates")))
+    assert holders == ({"sidecar"} if keeps else set())
+    assert bool(rendered.all("Role")) == keeps
 
 
 @every_render
@@ -161,17 +149,19 @@ def test_the_role_goes_to_the_account_of_the_pods_and_allows_what_the_sidecar_do
         (subject,) = binding["subjects"]
         assert subject["name"] == rendered.pod()["serviceAccountName"]
         role = rendered.one("Role", binding["roleRef"]["name"])
-        assert role["rules"][0] == {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "watch", "patch"]}
-        gate = bool(rendered.pod().get("readinessGates"))
-        assert [r["resources"] for r in role["rules"][1:]] == ([["pods/status"]] if gate else [])
+        patched = "pods/status" if rendered.pod().get("readinessGates") else "pods"
+        assert role["rules"] == [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["watch"]},
+            {"apiGroups": [""], "resources": [patched], "verbs": ["patch"]},
+        ]
 
 
 @every_render
-def test_the_grace_period_covers_pre_stop_drain_and_flush(ci: str, tmp_path: Path) -> None:
+def test_the_grace_period_covers_pre_stop_drain_and_flush(ci: str) -> None:
     rendered = render(ci)
     pre_stop = rendered.container()["lifecycle"]["preStop"]
     seconds = pre_stop["sleep"]["seconds"] if "sleep" in pre_stop else int(pre_stop["exec"]["command"][1])
-    drain = load_settings(rendered, tmp_path).server.drain_timeout_s
+    drain = load_settings(rendered).server.drain_timeout_s
     assert rendered.pod()["terminationGracePeriodSeconds"] >= seconds + drain + 1
     if "sidecar" in container_ports(rendered):
         args = rendered.container("sidecar")["args"]
@@ -180,22 +170,13 @@ def test_the_grace_period_covers_pre_stop_drain_and_flush(ci: str, tmp_path: Pat
 
 
 @every_render
-def test_scaling_and_routes_name_objects_of_the_release(ci: str) -> None:
+def test_scaling_and_claims_name_objects_of_the_release(ci: str) -> None:
     rendered = render(ci)
     names = {(o["kind"], o["metadata"]["name"]) for o in rendered.objects}
     for scaler in rendered.all("HorizontalPodAutoscaler") + rendered.all("ScaledObject"):
         target = scaler["spec"]["scaleTargetRef"]
         assert (target["kind"], target["name"]) in names
         assert "replicas" not in rendered.workload()["spec"]
-    for route in rendered.all("GRPCRoute") + rendered.all("HTTPRoute"):
-        for backend in route["spec"]["rules"][0]["backendRefs"]:
-            kind = backend.get("kind", "Service")
-            assert (kind, backend["name"]) in names
-            if kind == "Service":
-                ports = [p["port"] for p in rendered.one("Service", backend["name"])["spec"]["ports"]]
-                assert backend["port"] in ports
-    for pool in rendered.all("InferencePool"):
-        assert pool["spec"]["targetPorts"] == [{"number": container_ports(rendered)["grpc"]}]
     for claim in [v["persistentVolumeClaim"] for v in rendered.pod()["volumes"] if "persistentVolumeClaim" in v]:
         assert claim["claimName"] == "models" or ("PersistentVolumeClaim", claim["claimName"]) in names
 
@@ -210,9 +191,7 @@ def test_monitors_scrape_every_metrics_port_of_each_pod_once(ci: str) -> None:
         assert len(found) == 1
         assert {p["name"] for p in found[0]["spec"]["ports"]} >= set(wanted)
         assert sorted(e["port"] for e in monitor["spec"]["endpoints"]) == sorted(wanted)
-    for monitor in rendered.all("PodMonitor"):
-        assert sorted(e["port"] for e in monitor["spec"]["podMetricsEndpoints"]) == sorted(wanted)
-    for monitor in rendered.all("ServiceMonitor") + rendered.all("PodMonitor"):
+    for monitor in rendered.all("ServiceMonitor"):
         assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["llm"]}
 
 
@@ -228,7 +207,7 @@ def test_the_network_policy_lets_in_every_port_and_nothing_else(ci: str) -> None
 @every_render
 def test_the_commands_accept_the_arguments_they_are_started_with(ci: str) -> None:
     rendered = render(ci)
-    pods = [rendered.pod(), *(pod["spec"] for pod in rendered.all("Pod"))]
+    pods = [rendered.pod(), *(pod["spec"] for pod in rendered.job_pods())]
     started = [c["args"] for pod in pods for c in pod["containers"] + pod.get("initContainers", []) if "args" in c]
     assert {args[0] for args in started} >= {"serve", "generate"}
     for name, *args in started:
@@ -242,10 +221,14 @@ def test_the_commands_accept_the_arguments_they_are_started_with(ci: str) -> Non
 
 
 @every_render
-def test_the_model_is_fetched_to_where_the_server_looks_for_it(ci: str, tmp_path: Path) -> None:
+def test_the_model_is_fetched_to_where_the_server_looks_for_it(ci: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = render(ci)
     for container in rendered.pod().get("initContainers", []):
         if container["name"] == "fetch-model":
-            _, repo, _, folder = container["args"]
-            assert load_settings(rendered, tmp_path).model.model == f"{folder}/{repo}"
-            assert mounts(container)[folder]["name"] == mounts(rendered.container())[folder]["name"]
+            parser = argparse.ArgumentParser()
+            fetch_command.add_arguments(parser)
+            args = parser.parse_args(container["args"][1:])
+            monkeypatch.setattr(models_fetch, "is_model_folder", lambda folder: True)
+            found = models_fetch.fetch(args.name, args.dest, lambda line: None, revision=args.revision)
+            assert load_settings(rendered).model.model == str(found)
+            assert mounts(container)["/models"]["name"] == mounts(rendered.container())["/models"]["name"]

@@ -11,14 +11,12 @@ from tests.chart.rendering import CI_NAMES, Tree, render
 VOLUME_TYPES = {
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
 }  # fmt: skip
-# A hostPath or NFS volume is the user's own choice (model.source=volume); restricted forbids NFS.
-EXCEPTIONS = {"existing-volume": {"nfs"}}
 
 
 def pods(ci: str) -> Iterator[Tree]:
     rendered = render(ci)
     yield rendered.pod()
-    for pod in rendered.all("Pod"):
+    for pod in rendered.job_pods():
         yield pod["spec"]
 
 
@@ -46,7 +44,7 @@ def test_restricted(ci: str) -> None:
             assert not [p for p in container.get("ports", []) if "hostPort" in p]
         for volume in pod.get("volumes", []):
             kinds = set(volume) - {"name"}
-            assert kinds <= VOLUME_TYPES | EXCEPTIONS.get(ci, set())
+            assert kinds <= VOLUME_TYPES
 
 
 @pytest.mark.parametrize("ci", CI_NAMES)

@@ -32,7 +32,7 @@ def tokenizer() -> ByteTokenizer:
 @pytest.fixture
 async def loading(engine: FakeEngine, tokenizer: ByteTokenizer) -> AsyncIterator[App]:
     """A server whose model is still loading."""
-    app = App(SETTINGS, engine, lambda: tokenizer)
+    app = App(SETTINGS, engine, tokenizer)
     await app.start()
     yield app
     engine.admitting.set()

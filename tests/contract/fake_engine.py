@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
-from weir.engine.errors import EngineFailedError, InvalidRequestError, RequestError, UnavailableError, Violation
+from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
 from weir.engine.queue_gate import QueueGate, Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, QueueOutlook, StepRecord
 from weir.engine.request import (
     Admitted,
     ChoiceFinish,
@@ -22,6 +22,8 @@ from weir.engine.request import (
     Usage,
 )
 from weir.engine.tenants import Tenants
+from weir.engine.unread import Meter
+from weir.engine.validation import RequestLimits, validate, validate_before_prompt
 
 INFO = EngineInfo(
     model_name="echo",
@@ -39,6 +41,18 @@ INFO = EngineInfo(
     max_running=8,
     default_max_tokens=16,
     eos_token_ids=(0,),
+)
+LIMITS = RequestLimits(
+    vocab_size=256,
+    max_model_len=64,
+    block_size=4,
+    kv_blocks=100,
+    max_running=8,
+    max_choices=16,
+    max_logprobs=20,
+    max_stop_strings=16,
+    max_stop_string_chars=256,
+    max_logit_bias=1024,
 )
 IDLE = BudgetSnapshot(
     kv_total_tokens=400,
@@ -117,19 +131,25 @@ class FakeStream:
 
 
 class FakeEngine:
-    """The interface of EngineClient. Clear `admitting` or `decoding` to hold streams there.
+    """The interface of EngineClient, and its validation. Clear `admitting` or `decoding` to hold streams there.
 
     The first `ungated_tokens` of each stream pass while `decoding` is clear.
     """
 
     def __init__(self, info: EngineInfo = INFO) -> None:
         self.info = info
+        self.limits = replace(
+            LIMITS, max_model_len=info.max_model_len, kv_blocks=info.kv_total_tokens // info.block_size
+        )
         self.on_step: list[Callable[[StepRecord], None]] = []
+        self.on_loading: list[Callable[[LoadStage], None]] = []
         self.budget = IDLE
         self.heartbeat = FakeProgress()
-        self.gate = QueueGate(100, 10_000, Tenants(), lambda: self.budget)
+        self.gate = QueueGate(100, 10_000, Tenants(), lambda: self.budget, lambda: self.outlook, info.max_running)
+        self.outlook = QueueOutlook()
         self.streams: set[FakeStream] = set()
         self.submitted: list[GenerateRequest] = []
+        self.reservations: list[int] = []
         self.reserve_error: RequestError | None = None
         self.submit_error: Exception | None = None
         self.ungated_tokens = 0
@@ -158,20 +178,24 @@ class FakeEngine:
     async def ready(self) -> EngineInfo:
         return await self._loaded
 
+    def check(self, request: GenerateRequest) -> None:
+        validate_before_prompt(request, self.limits)
+
     def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
         if not self._loaded.done():
             raise UnavailableError("MODEL_LOADING", 5.0)
         if self.reserve_error is not None:
             raise self.reserve_error
-        return self.gate.reserve(tokens_upper_bound, tenant)
+        ticket = self.gate.reserve(tokens_upper_bound, tenant)
+        self.reservations.append(tokens_upper_bound)
+        return ticket
 
-    def submit(self, request: GenerateRequest, ticket: Ticket) -> FakeStream:
+    def validate(self, request: GenerateRequest) -> None:
         if self.submit_error is not None:
             raise self.submit_error
-        if not request.prompt_token_ids:
-            raise InvalidRequestError((Violation("prompt", "is empty"),))
-        if not 0 < request.params.top_p <= 1:
-            raise InvalidRequestError((Violation("top_p", f"must be in (0, 1], got {request.params.top_p}"),))
+        validate(request, self.limits)
+
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
         self.submitted.append(request)
         return FakeStream(self, request)
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 
 from weir.models.errors import PromptError
+from weir.v1 import inference_pb2 as pb
 
 
 class ByteTokenizer:
-    """`gate` holds every encode call until it is set."""
+    """`gate` holds every encode call until it is set; `prompts` are those that came."""
 
     def __init__(self) -> None:
-        self.token_bytes = [bytes([value]) for value in range(256)]
-        self.gate = threading.Event()
+        self.gate = asyncio.Event()
         self.gate.set()
-        self.threads: set[str] = set()
+        self.prompts: list[pb.Prompt] = []
+        self.closed = False
 
-    def encode(self, text: str) -> list[int]:
-        self.threads.add(threading.current_thread().name)
-        self.gate.wait(timeout=10)
-        return list(text.encode())
+    async def load(self) -> Sequence[bytes]:
+        return [bytes([value]) for value in range(256)]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        if messages[0]["role"] == "assistant":
+    async def encode(self, prompt: pb.Prompt) -> Sequence[int]:
+        self.prompts.append(prompt)
+        await self.gate.wait()
+        if prompt.WhichOneof("input") == "text":
+            return list(prompt.text.encode())
+        turns = prompt.chat.messages
+        if turns[0].role == "assistant":
             raise PromptError("the first turn must be the user's")
-        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
+        return list(("".join(f"<{turn.role}>{turn.content}" for turn in turns) + "<assistant>").encode())
+
+    def close(self) -> None:
+        self.closed = True

@@ -4,10 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from google.rpc import error_details_pb2
+from google.rpc.status_pb2 import Status
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, TrailersReceived
+
+
+@dataclass(frozen=True)
+class RawRefusal:
+    """What the trailers of a failed call say."""
+
+    code: int
+    message: str
+    reason: str | None
+    pushback: str | None
+
+
+def refusal_in(trailers: Mapping[str, str]) -> RawRefusal:
+    """Read trailers as they are on the wire: binary values in base64."""
+    encoded = trailers.get("grpc-status-details-bin", "")
+    info = error_details_pb2.ErrorInfo()
+    for detail in Status.FromString(base64.b64decode(encoded + "=" * (-len(encoded) % 4))).details:
+        detail.Unpack(info)
+    return RawRefusal(
+        int(trailers["grpc-status"]),
+        trailers.get("grpc-message", ""),
+        info.reason or None,
+        trailers.get("grpc-retry-pushback-ms"),
+    )
 
 
 async def trailers_of(port: int, method: str, message: bytes) -> dict[str, bytes]:

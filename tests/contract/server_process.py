@@ -1,4 +1,4 @@
-"""`weir serve` in a process of its own, over a tiny model with random weights: token ids in, token ids out."""
+"""`weir serve` in a process of its own, over a tiny model with random weights, with a tokenizer or without."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -34,22 +35,34 @@ CONFIG = {
 
 
 class ServerProcess:
-    """Started on construction, with further flags; ready after `ready()`."""
+    """Started on construction, with further flags; ready after `ready()`. `prefix` is a command that starts it.
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    `complete` may add files to the model.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        complete: Callable[[Path], object] = lambda model: None,
+    ) -> None:
         model = folder / "tiny"
         model.mkdir()
         (model / "config.json").write_text(json.dumps(CONFIG))
+        complete(model)
         self.target = f"127.0.0.1:{free_port()}"
+        self.log_file = folder / "server.log"
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "weir.cli", "serve", "--model", str(model), "--load-format", "dummy"),
+                *(*prefix, sys.executable, "-m", "weir.cli", "serve", "--model", str(model), "--load-format", "dummy"),
                 *("--host", "127.0.0.1", "--port", self.target.rpartition(":")[2], "--admin-address", "127.0.0.1:0"),
                 *("--metrics-port", "0", "--kv-memory", "32MiB", "--kernels", "reference", "--threads", "1"),
                 *flags,
             ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=(folder / "server.log").open("w"),
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            stderr=self.log_file.open("w"),
         )
 
     def __enter__(self) -> Self:

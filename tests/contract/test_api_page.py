@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import weir.client
+from google.protobuf import descriptor_pool, json_format
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2  # noqa: F401 - the pool describes what is imported
 from weir.server.app import App
 from weir.v1 import inference_pb2 as pb
 
@@ -25,6 +28,26 @@ async def test_an_example_runs(app: App, example: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+async def test_the_example_of_the_readme_runs(app: App) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    await test_an_example_runs(app, example.replace("localhost:50051", "127.0.0.1:50051"))
+
+
+def test_requests_in_other_languages_are_requests_of_the_api() -> None:
+    """Every name in them is a field of the message that they are sent as, and every value fits."""
+    [node] = re.findall(r"client\.Generate\(\n(.*?),\n  \{ deadline", PAGE, flags=re.DOTALL)
+    as_json = re.sub(r",\s*}", "}", re.sub(r"(\w+):", r'"\1":', node))
+    request = json_format.Parse(as_json, pb.GenerateRequest())
+    assert (request.params.max_tokens, request.prompt.chat.messages[0].role) == (32, "user")
+    assert request.params.HasField("temperature")
+    grpcurl = re.findall(r"-d '([^']*)' (?:\\\n\s*)?localhost:50051 ([\w.]+)/(\w+)", PAGE)
+    assert len(grpcurl) == 3
+    for data, service, method in grpcurl:
+        described = descriptor_pool.Default().FindServiceByName(service).methods_by_name[method]
+        json_format.Parse(data, GetMessageClass(described.input_type)())
 
 
 def test_every_request_field_is_explained() -> None:

@@ -9,7 +9,6 @@ from weir.server.app import App
 
 from tests.contract.decode import refusal
 from tests.contract.fake_engine import FakeEngine
-from tests.contract.fake_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.usefixtures("app")
 
@@ -31,16 +30,6 @@ async def server_goes_on(client: AsyncClient, engine: FakeEngine):  # type: igno
 
 async def test_empty_prompt(client: AsyncClient) -> None:
     assert await violated_fields(client, "") == ["prompt"]
-
-
-async def test_prompt_longer_than_the_model_in_any_tokenisation_is_refused_without_tokenising(
-    client: AsyncClient, tokenizer: ByteTokenizer
-) -> None:
-    # Special tokens stand for at most 64 bytes, and the model takes 64 tokens.
-    assert await violated_fields(client, "x" * (64 * 65)) == ["prompt.text"]
-    messages = [{"role": "user", "content": "x" * (64 * 65)}]
-    assert await violated_fields(client, messages=messages) == ["prompt.chat"]
-    assert tokenizer.threads == set()
 
 
 async def test_no_prompt_at_all(channel: grpc.aio.Channel) -> None:

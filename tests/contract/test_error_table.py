@@ -101,6 +101,17 @@ class TestRefusals:
         assert refused.details["ErrorInfo"].reason == "ENGINE_FAILED"
         assert refused.trailers["grpc-retry-pushback-ms"] == "1000"
 
+    async def test_an_engine_that_hangs(self, stub, engine: FakeEngine, call) -> None:  # type: ignore[no-untyped-def]
+        engine.heartbeat.busy, engine.heartbeat.step_age_s = True, 60.1
+        refused = await call(stub)
+        assert refused.code is grpc.StatusCode.UNAVAILABLE
+        assert refused.details["ErrorInfo"].reason == "ENGINE_STALLED"
+        assert refused.details["RetryInfo"].retry_delay == Duration(seconds=1)
+        assert refused.trailers["grpc-retry-pushback-ms"] == "1000"
+        assert engine.submitted == []
+        engine.heartbeat.step_age_s = 59.9
+        assert (await stub.Complete(pb.CompleteRequest(prompt=pb.Prompt(text="x")))).choices[0].text == "x"
+
     async def test_a_draining_server(self, stub, app: App, call) -> None:  # type: ignore[no-untyped-def]
         app.lifecycle.drain()
         refused = await call(stub)

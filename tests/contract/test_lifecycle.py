@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weir.client import AsyncClient, EngineFailedError, UnavailableError
 from weir.config import ConfigError, ServerSettings, Settings
 from weir.engine.errors import EngineFailedError as EngineDied
+from weir.models.errors import TokenizerError
 from weir.server.app import App
 from weir.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, budget_pb2_grpc
 from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
@@ -31,7 +34,7 @@ class Process:
     def __init__(self, engine: FakeEngine, tokenizer: ByteTokenizer, drain_timeout_s: float) -> None:
         server = ServerSettings(host="127.0.0.1", port=0, admin_address="127.0.0.1:0", drain_timeout_s=drain_timeout_s)
         self.engine = engine
-        self.app = App(Settings(server=server), engine, lambda: tokenizer)
+        self.app = App(Settings(server=server), engine, tokenizer)
         self.exit_code = asyncio.create_task(self.app.run())
 
     async def ready(self) -> AsyncClient:
@@ -142,10 +145,11 @@ async def test_an_engine_that_cannot_load_ends_the_process_with_1(process: Proce
 
 
 async def test_a_tokenizer_that_cannot_load_ends_the_process_with_1(engine: FakeEngine) -> None:
-    def broken() -> ByteTokenizer:
-        raise OSError("tokenizer.json: no such file")
+    class Broken(ByteTokenizer):
+        async def load(self) -> Sequence[bytes]:
+            raise TokenizerError("tokenizer.json: no such file")
 
-    app = App(SETTINGS, engine, broken)
+    app = App(SETTINGS, engine, Broken())
     engine.load()
     assert await app.run() == 1
 
@@ -242,17 +246,17 @@ class TestAdmin:
         refused = await refusal(admin.Drain(admin_pb2.DrainRequest()))
         assert refused.code is grpc.StatusCode.UNIMPLEMENTED
 
-    @pytest.mark.parametrize("address", ["0.0.0.0:50052", "10.1.2.3:50052", "[::]:50052", "example.org:1", "50052", ""])
+    @pytest.mark.parametrize("address", ["0.0.0.0:50052", "10.1.2.3:50052", "[::]:50052", "example.org:1", "50052"])
     async def test_an_address_that_others_can_reach_is_refused(self, engine: FakeEngine, address: str) -> None:
         server = ServerSettings(host="127.0.0.1", port=0, admin_address=address)
-        app = App(Settings(server=server), engine, ByteTokenizer)
+        app = App(Settings(server=server), engine, ByteTokenizer())
         with pytest.raises(ConfigError, match="admin-address"):
             await app.start()
 
     async def test_a_unix_socket_serves_as_well(self, engine: FakeEngine, tmp_path) -> None:  # type: ignore[no-untyped-def]
         target = f"unix:{tmp_path}/admin.sock"
         server = ServerSettings(host="127.0.0.1", port=0, admin_address=target)
-        app = App(Settings(server=server), engine, ByteTokenizer)
+        app = App(Settings(server=server), engine, ByteTokenizer())
         await app.start()
         async with grpc.aio.insecure_channel(target) as channel:
             admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -260,9 +264,39 @@ class TestAdmin:
         await app.shut_down()
 
 
+async def test_a_socket_that_another_server_listens_on_is_refused_and_stays_with_it(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    target = f"unix:{tmp_path}/admin.sock"
+    settings = Settings(server=ServerSettings(host="127.0.0.1", port=0, admin_address=target))
+    first = App(settings, engine, ByteTokenizer())
+    await first.start()
+    with pytest.raises(OSError, match="another server listens there"):
+        await App(settings, FakeEngine(), ByteTokenizer()).start()
+    async with grpc.aio.insecure_channel(target) as channel:
+        admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        await admin.Drain(admin_pb2.DrainRequest())
+    assert first.lifecycle.phase.value == "draining"
+    await first.shut_down()
+
+
+async def test_a_socket_left_behind_by_a_server_that_was_killed_is_taken_over(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "admin.sock"))
+    target = f"unix:{tmp_path}/admin.sock"
+    app = App(Settings(server=ServerSettings(host="127.0.0.1", port=0, admin_address=target)), engine, ByteTokenizer())
+    await app.start()
+    async with grpc.aio.insecure_channel(target) as channel:
+        admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        assert (await admin.Drain(admin_pb2.DrainRequest())).in_flight_requests == 0
+    await app.shut_down()
+
+
 async def test_a_taken_port_is_an_error_not_a_shared_port(app: App, engine: FakeEngine) -> None:
     server = ServerSettings(host="127.0.0.1", port=app.port, admin_address="127.0.0.1:0")
-    second = App(Settings(server=server), engine, ByteTokenizer)
+    second = App(Settings(server=server), engine, ByteTokenizer())
     with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{app.port}"):
         await second.start()
 

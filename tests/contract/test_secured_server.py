@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from weir.client import AsyncClient, ServerError
+from weir.client import AsyncClient, ServerError, UnauthenticatedError
 from weir.config import ServerSettings, Settings
 from weir.server.app import App
 
@@ -24,7 +24,7 @@ async def guarded(engine: FakeEngine, tokenizer: ByteTokenizer, tmp_path: Path) 
     server = ServerSettings(
         host="127.0.0.1", port=0, admin_address="127.0.0.1:0", auth_tokens_file=str(tokens), health_port=0
     )
-    app = App(Settings(server=server), engine, lambda: tokenizer)
+    app = App(Settings(server=server), engine, tokenizer)
     await app.start()
     engine.load()
     await app.lifecycle.changed(0, timeout_s=5)
@@ -36,9 +36,9 @@ async def test_a_known_token_gets_in_and_lets_nobody_else_in_after_it(guarded: A
     target = f"127.0.0.1:{guarded.port}"
     async with AsyncClient(target, token="s3cret") as known:
         assert (await known.complete("x", max_tokens=1)).text == "x"
-    for wrong in ("", "s3cret2"):
+    for wrong, said in (("", "a token is needed, and none was given"), ("s3cret2", "the token was refused")):
         async with AsyncClient(target, token=wrong) as stranger:
-            with pytest.raises(ServerError) as caught:
+            with pytest.raises(UnauthenticatedError, match=said) as caught:
                 await stranger.complete("x", max_tokens=1)
             assert caught.value.code == "UNAUTHENTICATED"
 

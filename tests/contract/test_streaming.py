@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc
 import pytest
 from weir.client import AsyncClient, Choice, Delta, TokenLogprob
-from weir.server.app import App
 from weir.v1 import inference_pb2 as pb
 from weir.v1 import inference_pb2_grpc
 
@@ -98,8 +97,3 @@ async def test_tokenize_returns_ids_and_on_request_their_bytes(channel: grpc.aio
 async def test_get_model_tells_name_and_limits(client: AsyncClient, engine: FakeEngine) -> None:
     model = await client.model()
     assert (model.name, model.max_model_len, model.kv_total_tokens, model.eos_token_ids) == ("echo", 64, 400, (0,))
-
-
-async def test_tokenising_happens_in_threads_of_its_own(client: AsyncClient, tokenizer: object, app: App) -> None:
-    await client.complete("x", max_tokens=1)
-    assert {name.rsplit("_", 1)[0] for name in tokenizer.threads} == {"tokenize"}  # type: ignore[attr-defined]

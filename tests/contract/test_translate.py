@@ -7,22 +7,18 @@ import dataclasses
 import pytest
 from weir.client.requests import Options, build_complete, build_generate, build_prompt
 from weir.engine.request import GenerateRequest, SamplingParams
-from weir.server.translate import engine_request, reservation_tokens
+from weir.server.translate import engine_request, reservation_tokens, with_prompt
 from weir.v1 import inference_pb2 as pb
 
 from tests.contract.fake_engine import INFO
 
 
 def translated(request: pb.GenerateRequest | pb.CompleteRequest, prompt_tokens: int = 4) -> GenerateRequest:
-    return engine_request(
-        request,
-        INFO,
-        request_id="r",
-        prompt_token_ids=tuple(range(prompt_tokens)),
-        arrival=1.0,
-        deadline=None,
-        tenant="t",
-    )
+    return with_prompt(draft(request), request, tuple(range(prompt_tokens)), INFO)
+
+
+def draft(request: pb.GenerateRequest | pb.CompleteRequest) -> GenerateRequest:
+    return engine_request(request, INFO, request_id="r", arrival=1.0, deadline=None, tenant="t")
 
 
 def test_absent_fields_have_the_engines_defaults() -> None:
@@ -111,6 +107,20 @@ def test_an_absent_max_tokens_is_never_more_than_the_model_length_leaves(prompt_
     assert translated(pb.GenerateRequest(), prompt_tokens).params.max_tokens == max_tokens
 
 
+@pytest.mark.parametrize(("min_tokens", "least"), [(0, 1), (9, 9), (17, 16)])
+def test_before_its_prompt_is_known_an_absent_max_tokens_is_the_least_it_can_become(
+    min_tokens: int, least: int
+) -> None:
+    request = pb.GenerateRequest(params=pb.SamplingParams(min_tokens=min_tokens))
+    assert draft(request).params.max_tokens == least
+    assert draft(request).prompt_token_ids == ()
+
+
+def test_a_given_max_tokens_is_the_same_before_and_with_the_prompt() -> None:
+    request = pb.GenerateRequest(params=pb.SamplingParams(max_tokens=60))
+    assert draft(request).params.max_tokens == translated(request, prompt_tokens=50).params.max_tokens == 60
+
+
 def test_what_is_reserved_never_exceeds_what_the_model_length_allows() -> None:
     huge = pb.GenerateRequest(
         prompt=pb.Prompt(text="x" * 1_000_000), params=pb.SamplingParams(max_tokens=2_000_000_000), n=3
@@ -127,7 +137,7 @@ def test_what_is_reserved_bounds_every_kind_of_prompt() -> None:
 
 
 def test_the_client_refuses_keywords_that_do_not_exist() -> None:
-    with pytest.raises(TypeError, match="unknown keyword: temprature"):
+    with pytest.raises(TypeError, match="temprature: there is no such keyword"):
         build_generate(build_prompt("x", None, None), {"temprature": 1.0})  # type: ignore[typeddict-unknown-key]
 
 

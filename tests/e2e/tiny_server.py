@@ -74,7 +74,7 @@ async def tiny_server(
     )
     observer, engine = Telemetry(settings, "tiny"), EngineClient(settings)
     engine.start()
-    app = App(settings, engine, NoTokenizer, observer)
+    app = App(settings, engine, NoTokenizer(), observer)
     await app.start()
     try:
         await engine.ready()

@@ -7,13 +7,14 @@
 {{- include "weir.check.rollout" . -}}
 {{- include "weir.check.security" . -}}
 {{- include "weir.check.scaling" . -}}
-{{- include "weir.check.routing" . -}}
+{{- include "weir.check.environment" . -}}
+{{- include "weir.check.extras" . -}}
 {{- end -}}
 
 {{/* Every map of values.yaml must be one, and may hold only the keys that it has there. */}}
 {{- define "weir.check.shape" -}}
 {{- $values := .Values -}}
-{{- $renamed := dict "replicas" "replicaCount" "podSecurity" "podSecurityContext" "securityContext" "containerSecurityContext" "metrics" "monitoring" "ingress" "gateway" "env" "extraEnv" "volumes" "extraVolumes" "volumeMounts" "extraVolumeMounts" "args" "extraArgs" "config" "settings" "hpa" "autoscaling" "pdb" "podDisruptionBudget" "serviceMonitor" "monitoring.serviceMonitor" -}}
+{{- $renamed := dict "replicas" "replicaCount" "podSecurity" "podSecurityContext" "securityContext" "containerSecurityContext" "metrics" "monitoring" "ingress" "extraObjects" "gateway" "extraObjects" "inferencePool" "podLabels and docs/install.md" "env" "extraEnv" "volumes" "extraVolumes" "volumeMounts" "extraVolumeMounts" "args" "extraArgs" "config" "settings" "hpa" "autoscaling" "pdb" "podDisruptionBudget" "serviceMonitor" "monitoring.serviceMonitor" "probes" "startupBudgetSeconds" "schedulerName" "extraPodSpec.schedulerName" "dnsConfig" "extraPodSpec.dnsConfig" "sharedMemory" "extraVolumes" -}}
 {{- range $path, $keys := include "weir.knownValues" . | fromYaml -}}
 {{- $map := $values -}}
 {{- if ne $path "." -}}
@@ -50,7 +51,7 @@
 {{- end -}}
 
 {{- define "weir.check.settings" -}}
-{{- $owner := dict "model" "model.source and model.path" "served_model_name" "model.name" "port" "ports.grpc" "metrics_port" "ports.metrics" "admin_address" "nothing (it is the socket that the sidecar uses)" "drain_timeout" "termination.drainSeconds" "health_port" "ports.health" "tls_cert_file" "tls.*" "tls_key_file" "tls.*" "tls_client_ca_file" "tls.clientAuth.*" "auth_tokens_file" "auth.*" -}}
+{{- $owner := dict "model" "model.source and model.path" "served_model_name" "model.name" "port" "service.port" "metrics_port" "nothing (it is 9090)" "admin_address" "nothing (it is the socket that the sidecar uses)" "drain_timeout" "termination.drainSeconds" "health_port" "nothing (it is 50053)" "tls_cert_file" "tls.*" "tls_key_file" "tls.*" "tls_client_ca_file" "tls.clientAuth.*" "auth_tokens_file" "auth.*" -}}
 {{- range $section, $given := .Values.settings -}}
 {{- if and $given (has $section (list "model" "server")) -}}
 {{- range $key, $_ := $given -}}
@@ -60,9 +61,32 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $ports := list .Values.ports.grpc .Values.ports.metrics .Values.ports.health .Values.sidecar.port -}}
-{{- if ne (len $ports) (len (uniq $ports)) -}}
-{{- fail "\n\nvalues: ports.grpc, ports.metrics, ports.health and sidecar.port must be four different ports.\n" -}}
+{{- end -}}
+
+{{/* Further fields of an object are those that the chart does not write itself. */}}
+{{- define "weir.check.extras" -}}
+{{- $own := dict "extraPodSpec" (list "automountServiceAccountToken" "enableServiceLinks" "imagePullSecrets" "securityContext" "nodeSelector" "tolerations" "serviceAccountName" "terminationGracePeriodSeconds" "priorityClassName" "runtimeClassName" "affinity" "topologySpreadConstraints" "resourceClaims" "readinessGates" "initContainers" "containers" "volumes") "service.extraSpec" (list "type" "selector" "ports") "autoscaling.keda.extraSpec" (list "scaleTargetRef" "minReplicaCount" "maxReplicaCount" "triggers") -}}
+{{- $given := dict "extraPodSpec" .Values.extraPodSpec "service.extraSpec" .Values.service.extraSpec "autoscaling.keda.extraSpec" .Values.autoscaling.keda.extraSpec -}}
+{{- range $at, $fields := $given -}}
+{{- range $field, $_ := $fields | default dict -}}
+{{- if has $field (get $own $at) -}}
+{{- fail (printf "\n\nvalues: %s may not have %s, which the chart writes from other values.\n" $at $field) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A variable comes once: Helm 4 applies on the server, which refuses a name that comes twice. */}}
+{{- define "weir.check.environment" -}}
+{{- $seen := dict -}}
+{{- range .Values.extraEnv -}}
+{{- if hasKey $seen .name -}}
+{{- fail (printf "\n\nvalues: extraEnv has %s twice.\n" .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- if and (hasPrefix "WEIR_" .name) (contains (printf "name: %s," .name) (include "weir.settingsEnv" $)) -}}
+{{- fail (printf "\n\nvalues: extraEnv has %s, which comes from settings or another value; set it there.\n" .name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -71,53 +95,49 @@
 {{- if and (eq $model.source "pvc") (not $model.pvc.claimName) -}}
 {{- fail "\n\nvalues: model.source=pvc needs model.pvc.claimName, the claim that holds the model.\n" -}}
 {{- end -}}
-{{- if and (eq $model.source "volume") (not $model.volume) -}}
-{{- fail "\n\nvalues: model.source=volume needs model.volume, a volume source such as {nfs: {server: files, path: /models}}.\n" -}}
+{{- if and (eq $model.source "volume") (ne (len ($model.volume | default dict)) 1) -}}
+{{- fail "\n\nvalues: model.source=volume needs model.volume, one volume source such as {csi: {driver: files.example.com}}.\n" -}}
 {{- end -}}
 {{- if and (eq $model.source "image") (not (hasPrefix "/" ($model.path | default ""))) -}}
 {{- fail "\n\nvalues: model.source=image needs model.path, an absolute folder in the engine image.\n" -}}
 {{- end -}}
 {{- if eq $model.source "fetch" -}}
-{{- if not $model.fetch.repo -}}
-{{- fail "\n\nvalues: model.source=fetch needs model.fetch.repo, the repository to download.\n" -}}
+{{- if $model.path -}}
+{{- fail "\n\nvalues: model.path goes with model.source=pvc, volume or image; what is fetched lies under the name of its repository.\n" -}}
 {{- end -}}
-{{- $keep := $model.fetch.persistence -}}
-{{- if and $keep.existingClaim (not $keep.enabled) -}}
-{{- fail "\n\nvalues: model.fetch.persistence.existingClaim is set, but model.fetch.persistence.enabled is false.\n" -}}
+{{- if and $model.hf.revision (not (contains "/" $model.hf.repo)) -}}
+{{- fail (printf "\n\nvalues: model.hf.revision goes with a hub repository (org/name), not with %s.\n" $model.hf.repo) -}}
 {{- end -}}
-{{- if and $keep.existingClaim (eq .Values.kind "StatefulSet") -}}
-{{- fail "\n\nvalues: a StatefulSet makes one claim for each replica; remove model.fetch.persistence.existingClaim, or use kind=Deployment.\n" -}}
+{{- $cache := $model.cache -}}
+{{- if and $cache.existingClaim (not $cache.enabled) -}}
+{{- fail "\n\nvalues: model.cache.existingClaim is set, but model.cache.enabled is false.\n" -}}
 {{- end -}}
-{{- $many := or .Values.autoscaling.enabled (gt (int .Values.replicaCount) 1) -}}
-{{- if and $keep.enabled (not $keep.existingClaim) (eq .Values.kind "Deployment") $many (not (has "ReadWriteMany" $keep.accessModes)) -}}
-{{- fail "\n\nvalues: several replicas of a Deployment share one claim, which model.fetch.persistence.accessModes allows on one node only; use [ReadWriteMany], or kind=StatefulSet for one claim each.\n" -}}
+{{- if and $cache.existingClaim (eq .Values.kind "StatefulSet") -}}
+{{- fail "\n\nvalues: a StatefulSet makes one claim for each replica; remove model.cache.existingClaim, or use kind=Deployment.\n" -}}
+{{- end -}}
+{{- $many := or .Values.autoscaling.enabled (kindIs "invalid" .Values.replicaCount) (gt (int64 .Values.replicaCount) 1) -}}
+{{- $oneNode := hasKey (.Values.nodeSelector | default dict) "kubernetes.io/hostname" -}}
+{{- if and $cache.enabled (not $cache.existingClaim) (eq .Values.kind "Deployment") $many (not (has "ReadWriteMany" $cache.accessModes)) (not (and $oneNode (has "ReadWriteOnce" $cache.accessModes))) -}}
+{{- fail "\n\nvalues: several replicas of a Deployment share one claim, which model.cache.accessModes allows on one node only; use [ReadWriteMany], name one node with nodeSelector kubernetes.io/hostname, or use kind=StatefulSet for one claim each.\n" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "weir.check.rollout" -}}
-{{- $t := .Values.termination -}}
-{{- $needed := add $t.preStopSeconds $t.drainSeconds $t.flushSeconds -}}
-{{- if and $t.gracePeriodSeconds (lt (int64 $t.gracePeriodSeconds) $needed) -}}
-{{- fail (printf "\n\nvalues: termination.gracePeriodSeconds is %d, but preStopSeconds + drainSeconds + flushSeconds is %d: running streams would be killed. Raise it to %d, lower the others, or set it to null.\n" (int64 $t.gracePeriodSeconds) $needed $needed) -}}
-{{- end -}}
-{{- if and (eq $t.preStopAction "sleep") (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail (printf "\n\nvalues: termination.preStopAction=sleep needs Kubernetes 1.30, this is %s; use auto or exec.\n" .Capabilities.KubeVersion.Version) -}}
-{{- end -}}
-{{- if and (eq .Values.kind "Deployment") (lt (int .Values.progressDeadlineSeconds) (int .Values.probes.startup.budgetSeconds)) -}}
-{{- fail (printf "\n\nvalues: progressDeadlineSeconds (%d) is less than probes.startup.budgetSeconds (%d): a rollout would count as failed while the model loads.\n" (int .Values.progressDeadlineSeconds) (int .Values.probes.startup.budgetSeconds)) -}}
+{{- if gt (include "weir.gpuCount" . | int) 1 -}}
+{{- fail (printf "\n\nvalues: gpu.count is %s, but a replica computes on one GPU; the others would idle. Set replicaCount instead.\n" (include "weir.gpuCount" .)) -}}
 {{- end -}}
 {{- $s := .Values.strategy -}}
-{{- if and $s (hasKey $s "rollingUpdate") (ne ($s.type | default "RollingUpdate") "RollingUpdate") -}}
-{{- fail (printf "\n\nvalues: strategy.rollingUpdate goes with type RollingUpdate only; with %s remove it.\n" $s.type) -}}
+{{- $type := "RollingUpdate" -}}
+{{- if $s -}}
+{{- $type = $s.type | default $type -}}
+{{- end -}}
+{{- if and $s (hasKey ($s | default dict) "rollingUpdate") (ne $type "RollingUpdate") -}}
+{{- fail (printf "\n\nvalues: strategy.rollingUpdate goes with type RollingUpdate only; with %s remove it.\n" $type) -}}
 {{- end -}}
 {{- $types := ternary (list "RollingUpdate" "Recreate") (list "RollingUpdate" "OnDelete") (eq .Values.kind "Deployment") -}}
-{{- if and $s (not (has ($s.type | default "RollingUpdate") $types)) -}}
-{{- fail (printf "\n\nvalues: strategy.type of a %s is %s, not %s.\n" .Values.kind (join " or " $types) $s.type) -}}
-{{- end -}}
-{{- $pdb := .Values.podDisruptionBudget -}}
-{{- if and $pdb.enabled (eq (kindIs "invalid" $pdb.maxUnavailable) (kindIs "invalid" $pdb.minAvailable)) -}}
-{{- fail "\n\nvalues: podDisruptionBudget takes exactly one of maxUnavailable and minAvailable; set the other to null.\n" -}}
+{{- if not (has $type $types) -}}
+{{- fail (printf "\n\nvalues: strategy.type of a %s is %s, not %s.\n" .Values.kind (join " or " $types) $type) -}}
 {{- end -}}
 {{- end -}}
 
@@ -129,20 +149,27 @@
 {{- if and (not $tls.enabled) (or $tls.clientAuth.enabled $tls.certManager.enabled) -}}
 {{- fail "\n\nvalues: tls.clientAuth and tls.certManager do nothing without tls.enabled=true.\n" -}}
 {{- end -}}
-{{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
+{{- if and $tls.certManager.enabled (not (get ($tls.certManager.issuerRef | default dict) "name")) -}}
 {{- fail "\n\nvalues: tls.certManager.enabled needs tls.certManager.issuerRef.name.\n" -}}
 {{- end -}}
 {{- if and .Values.auth.enabled (not .Values.auth.tokensSecretName) -}}
 {{- fail "\n\nvalues: auth.enabled needs auth.tokensSecretName, a Secret with one token a line.\n" -}}
 {{- end -}}
 {{- $side := .Values.sidecar -}}
-{{- if and (not $side.enabled) (or $side.readinessGate.enabled $side.admissionPolicy.enabled) -}}
+{{- $always := eq (toString $side.admissionPolicy) "true" -}}
+{{- if and (not $side.enabled) (or $side.readinessGate.enabled $always) -}}
 {{- fail "\n\nvalues: sidecar.readinessGate and sidecar.admissionPolicy need sidecar.enabled=true; nothing else could open the gate.\n" -}}
 {{- end -}}
-{{- if and $side.enabled (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
+{{- if and (include "weir.usesApi" .) (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
 {{- fail "\n\nvalues: the sidecar needs a ServiceAccount of its own: set serviceAccount.create=true or serviceAccount.name, or sidecar.enabled=false.\n" -}}
 {{- end -}}
-{{- if and $side.admissionPolicy.enabled (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- if and $always $side.enabled (not (include "weir.usesApi" .)) -}}
+{{- fail "\n\nvalues: sidecar.admissionPolicy=true has nothing to hold: without the readiness gate and the deletion cost the sidecar has no token.\n" -}}
+{{- end -}}
+{{- if and $always (not .Values.rbac.create) -}}
+{{- fail "\n\nvalues: sidecar.admissionPolicy=true needs rbac.create=true.\n" -}}
+{{- end -}}
+{{- if and $always (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "\n\nvalues: sidecar.admissionPolicy needs Kubernetes 1.30, this is %s.\n" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- end -}}
@@ -150,10 +177,10 @@
 {{- define "weir.check.scaling" -}}
 {{- $scale := .Values.autoscaling -}}
 {{- if $scale.enabled -}}
-{{- if gt (int $scale.minReplicas) (int $scale.maxReplicas) -}}
-{{- fail (printf "\n\nvalues: autoscaling.minReplicas (%d) is more than autoscaling.maxReplicas (%d).\n" (int $scale.minReplicas) (int $scale.maxReplicas)) -}}
+{{- if gt (int64 $scale.minReplicas) (int64 $scale.maxReplicas) -}}
+{{- fail (printf "\n\nvalues: autoscaling.minReplicas (%d) is more than autoscaling.maxReplicas (%d).\n" (int64 $scale.minReplicas) (int64 $scale.maxReplicas)) -}}
 {{- end -}}
-{{- if and (eq $scale.type "hpa") (lt (int $scale.minReplicas) 1) -}}
+{{- if and (eq $scale.type "hpa") (lt (int64 $scale.minReplicas) 1) -}}
 {{- fail "\n\nvalues: autoscaling.minReplicas=0 needs autoscaling.type=keda.\n" -}}
 {{- end -}}
 {{- if and (kindIs "invalid" $scale.queuedTokensPerPod) (kindIs "invalid" $scale.kvUse) (not $scale.extraMetrics) -}}
@@ -162,20 +189,5 @@
 {{- if and (eq $scale.type "keda") (not $scale.keda.prometheusAddress) -}}
 {{- fail "\n\nvalues: autoscaling.type=keda needs autoscaling.keda.prometheusAddress.\n" -}}
 {{- end -}}
-{{- end -}}
-{{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
-{{- fail "\n\nvalues: monitoring.serviceMonitor and monitoring.podMonitor would scrape every pod twice; enable one.\n" -}}
-{{- end -}}
-{{- end -}}
-
-{{- define "weir.check.routing" -}}
-{{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPicker.name) -}}
-{{- fail "\n\nvalues: inferencePool.enabled needs inferencePool.endpointPicker.name, the endpoint picker's Service.\n" -}}
-{{- end -}}
-{{- if and .Values.gateway.grpcRoute.enabled (not .Values.gateway.grpcRoute.parentRefs) -}}
-{{- fail "\n\nvalues: gateway.grpcRoute.enabled needs gateway.grpcRoute.parentRefs, the Gateways that serve it.\n" -}}
-{{- end -}}
-{{- if and .Values.gateway.httpRoute.enabled (not .Values.gateway.httpRoute.parentRefs) -}}
-{{- fail "\n\nvalues: gateway.httpRoute.enabled needs gateway.httpRoute.parentRefs, the Gateways that serve it.\n" -}}
 {{- end -}}
 {{- end -}}

@@ -2,24 +2,13 @@
 {{- define "weir.metric.queuedTokens" -}}weir_queue_tokens{{- end -}}
 {{- define "weir.metric.kvUse" -}}weir_kv_used_ratio{{- end -}}
 
-{{/* Endpoints of a monitor. Argument: dict root, monitor. */}}
-{{- define "weir.scrapes" -}}
-{{- $ports := list "metrics" -}}
-{{- if .root.Values.sidecar.enabled -}}
-{{- $ports = append $ports "sidecar" -}}
+{{/*
+What selects this release's series in Prometheus: the pods' labels, which the ServiceMonitor copies, and not their names:
+those of a release `weir-canary` begin like those of a release `weir`.
+*/}}
+{{- define "weir.seriesSelector" -}}
+{{- printf "namespace=%q" .Release.Namespace -}}
+{{- range $label, $value := include "weir.componentLabels" (dict "root" .) | fromYaml -}}
+{{- printf ",%s=%q" (regexReplaceAll "[^a-zA-Z0-9_]" $label "_") $value -}}
 {{- end -}}
-{{- range $port := $ports }}
-- port: {{ $port }}
-  path: /metrics
-  interval: {{ $.monitor.interval }}
-  scrapeTimeout: {{ $.monitor.scrapeTimeout }}
-  {{- with $.monitor.relabelings }}
-  relabelings:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $.monitor.metricRelabelings }}
-  metricRelabelings:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-{{- end }}
 {{- end -}}

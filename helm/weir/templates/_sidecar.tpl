@@ -1,31 +1,22 @@
 {{/* A native sidecar: starts before the engine, ends after it; its preStop runs when the pod starts to terminate. */}}
 {{- define "weir.sidecarContainer" -}}
 {{- $side := .Values.sidecar -}}
+{{- $port := (include "weir.ports" . | fromYaml).sidecar | int -}}
 - name: sidecar
   image: {{ include "weir.image" (dict "image" $side.image "root" .) }}
-  imagePullPolicy: {{ $side.image.pullPolicy }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
   restartPolicy: Always
   args:
     - sidecar
     - --admin-address=unix:/run/weir/admin.sock
-    - --port={{ $side.port }}
-    - --log-level={{ $side.logLevel }}
-    {{- $cost := and $side.deletionCost.enabled (eq .Values.kind "Deployment") }}
-    - --{{ if not $cost }}no-{{ end }}deletion-cost
-    {{- if $cost }}
-    - --deletion-cost-interval={{ $side.deletionCost.minIntervalSeconds }}
-    {{- end }}
-    - --{{ if not $side.kvLevel.enabled }}no-{{ end }}kv-level
-    {{- if $side.kvLevel.enabled }}
-    - --kv-level-interval={{ $side.kvLevel.minIntervalSeconds }}
-    {{- end }}
+    - --port={{ $port }}
+    - --{{ if not (include "weir.deletionCost" .) }}no-{{ end }}deletion-cost
     {{- if $side.readinessGate.enabled }}
     - --readiness-gate
-    - --gate-max-wait={{ $side.readinessGate.maxWaitSeconds }}
-    - --gate-max-closed={{ $side.readinessGate.maxClosedSeconds }}
+    - --gate-max-wait={{ toJson $side.readinessGate.maxWaitSeconds }}
     {{- end }}
-    - --pre-stop-delay={{ .Values.termination.preStopSeconds }}
-    - --drain-timeout={{ .Values.termination.drainSeconds }}
+    - --pre-stop-delay={{ int64 .Values.termination.preStopSeconds }}
+    - --drain-timeout={{ int64 .Values.termination.drainSeconds }}
   env:
     - name: POD_NAME
       valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -33,8 +24,11 @@
       valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
     - name: POD_UID
       valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+    {{- with $side.extraEnv }}
+    {{- include "weir.plainYaml" (dict "it" . "at" "sidecar.extraEnv") | nindent 4 }}
+    {{- end }}
   ports:
-    - {name: sidecar, containerPort: {{ $side.port }}, protocol: TCP}
+    - {name: sidecar, containerPort: {{ $port }}, protocol: TCP}
   startupProbe:
     httpGet: {path: /healthz, port: sidecar}
     periodSeconds: 1
@@ -51,13 +45,15 @@
       exec: {command: [sh, -c, kill -USR1 1]}
   {{- with $side.resources }}
   resources:
-    {{- toYaml . | nindent 4 }}
+    {{- include "weir.plainYaml" (dict "it" . "at" "sidecar.resources") | nindent 4 }}
   {{- end }}
   {{- with include "weir.containerSecurity" . }}
   {{- . | nindent 2 }}
   {{- end }}
   volumeMounts:
     - {name: run, mountPath: /run/weir}
+    {{- if include "weir.usesApi" . }}
     - {name: api-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+    {{- end }}
     - {name: tmp, mountPath: /tmp, subPath: sidecar}
 {{- end -}}

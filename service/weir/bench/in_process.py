@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from weir.bench.report import EngineCounts, Report, RequestTimes, make_report
 from weir.bench.workload import WorkItem, Workload, arrival_times
@@ -33,8 +34,13 @@ class _Counts:
             self.phases[name] += getattr(record.phases, f"{name}_s")
 
 
-def run_in_process(core: EngineCore, workload: Workload, rate: float | None = None) -> Report:
-    """Run the workload to its end. Raises the RequestError of a request that fails."""
+def run_in_process(
+    core: EngineCore,
+    workload: Workload,
+    rate: float | None = None,
+    count_tokens: Callable[[int], None] = lambda tokens: None,
+) -> Report:
+    """Run the workload to its end; `count_tokens` is told of each token. Raises the RequestError of one that fails."""
     due = arrival_times(len(workload.items), rate)
     times: list[RequestTimes] = []
     counts = _Counts()
@@ -55,6 +61,7 @@ def run_in_process(core: EngineCore, workload: Workload, rate: float | None = No
         for event in output.events:
             if isinstance(event, Delta):
                 times[int(event.request_id)].add(now, len(event.token_ids))
+                count_tokens(len(event.token_ids))
             elif isinstance(event, Failed):
                 raise event.error
     wall_s = time.monotonic() - began

@@ -3,15 +3,20 @@
 from weir.client.aio import AsyncClient, AsyncTokenStream
 from weir.client.errors import (
     BudgetExhaustedError,
+    ClientStateError,
+    ConnectionLostError,
     DeadlineError,
     EngineFailedError,
     InvalidRequestError,
     MessageTooLargeError,
     RequestCancelledError,
     ServerError,
+    SlowReaderError,
+    UnauthenticatedError,
     UnavailableError,
     Violation,
     WeirError,
+    WrongTypeError,
 )
 from weir.client.requests import Message, Options
 from weir.client.sync import Client, TokenStream
@@ -24,7 +29,9 @@ __all__ = [
     "BudgetExhaustedError",
     "Choice",
     "Client",
+    "ClientStateError",
     "Completion",
+    "ConnectionLostError",
     "DeadlineError",
     "Delta",
     "EngineFailedError",
@@ -35,11 +42,14 @@ __all__ = [
     "Options",
     "RequestCancelledError",
     "ServerError",
+    "SlowReaderError",
     "Timings",
     "TokenLogprob",
     "TokenStream",
+    "UnauthenticatedError",
     "UnavailableError",
     "Usage",
     "Violation",
     "WeirError",
+    "WrongTypeError",
 ]

@@ -1,15 +1,11 @@
-"""Typed errors, made from a failed call's status, details and trailers."""
+"""Typed errors: whatever goes wrong in a call, here or at the server, is one of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import grpc
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
-from google.rpc.status_pb2 import Status
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +18,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a failed call said, decoded.
+    """What went wrong, in plain values.
 
     `pushback_s` is when the server wants the call again; None: it does not.
     """
@@ -37,11 +33,15 @@ class Failure:
 
 
 class WeirError(Exception):
-    """A call failed. The subclass says how; the properties say what the server told."""
+    """A call failed. The subclass says how; the properties say what is known about it."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.code}: {failure.message}")
         self.failure = failure
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Failure]]:
+        """Errors cross process boundaries whole."""
+        return type(self), (self.failure,)
 
     @property
     def code(self) -> str:
@@ -50,12 +50,12 @@ class WeirError(Exception):
 
     @property
     def message(self) -> str:
-        """The server's explanation."""
+        """What went wrong, as a sentence."""
         return self.failure.message
 
     @property
     def request_id(self) -> str | None:
-        """The request's id, if the call got as far as having one."""
+        """The id of the request, as the server's logs and spans have it; None for what was never sent."""
         return self.failure.request_id
 
     @property
@@ -69,16 +69,44 @@ class WeirError(Exception):
         return self.failure.pushback_s
 
     def _number(self, key: str) -> float:
-        return float(dict(self.failure.metadata).get(key, "0"))
+        """A number of the metadata; 0 when it is not there or is none."""
+        try:
+            value = float(dict(self.failure.metadata).get(key, "0"))
+        except ValueError:
+            return 0.0
+        return value if math.isfinite(value) else 0.0
 
 
-class InvalidRequestError(WeirError):
-    """The request can never succeed as it is."""
+class InvalidRequestError(WeirError, ValueError):
+    """The request can never succeed as it is: the server refused it, or it could not even be sent."""
+
+    @classmethod
+    def of(cls, violations: Sequence[Violation]) -> Self:
+        """The error for what is found wrong before anything is sent."""
+        message = "; ".join(f"{wrong.field}: {wrong.description}" for wrong in violations)
+        return cls(Failure("INVALID_ARGUMENT", message, violations=tuple(violations)))
 
     @property
     def violations(self) -> tuple[Violation, ...]:
         """Every wrong field."""
         return self.failure.violations
+
+
+class WrongTypeError(InvalidRequestError, TypeError):
+    """A keyword that does not exist, or a value of a type that its field cannot hold."""
+
+
+class UnauthenticatedError(WeirError):
+    """The server, or something before it, wants another token or certificate."""
+
+
+class ClientStateError(WeirError, RuntimeError):
+    """The client was closed, or belongs to another event loop."""
+
+    @classmethod
+    def of(cls, message: str) -> Self:
+        """The error for a call that was not made."""
+        return cls(Failure("FAILED_PRECONDITION", message))
 
 
 class BudgetExhaustedError(WeirError):
@@ -109,16 +137,29 @@ class MessageTooLargeError(WeirError):
     """The request or the answer is larger than one side's message limit; sending it again will not help."""
 
 
+class SlowReaderError(WeirError):
+    """The server gave the request up, because its output was taken too slowly; what came of it is right."""
+
+
 class UnavailableError(WeirError):
-    """No server took the call: `reason` is MODEL_LOADING or DRAINING, or None when none could be reached."""
+    """No server took the call: `reason` says why, as in MODEL_LOADING or DRAINING; None: none could be reached."""
+
+
+class ConnectionLostError(UnavailableError):
+    """The connection ended before the answer was complete; what came of it is right."""
 
 
 class EngineFailedError(UnavailableError):
     """The engine died under the request; the server restarts."""
 
 
-class DeadlineError(WeirError):
+class DeadlineError(WeirError, TimeoutError):
     """The timeout passed, or the server saw that it could not be met."""
+
+    @classmethod
+    def of_wait(cls, target: str, timeout_s: float, why: str) -> Self:
+        """The error for a server that did not become ready in time."""
+        return cls(Failure("DEADLINE_EXCEEDED", f"{target} was not ready within {timeout_s:g} s: {why}"))
 
     @property
     def in_queue(self) -> bool:
@@ -134,72 +175,17 @@ class DeadlineError(WeirError):
 class RequestCancelledError(WeirError):
     """The request was cancelled, here or by a Cancel call."""
 
+    @classmethod
+    def of_left_loop(cls, request_id: str | None) -> Self:
+        """The error for a stream that is read on after a loop over it was left."""
+        message = "leaving the loop over this stream cancelled it; next(stream) takes one delta and goes on"
+        return cls(Failure("CANCELLED", message, request_id))
+
+    @classmethod
+    def of_closed_client(cls, request_id: str | None) -> Self:
+        """The error for a call that its client's end took along."""
+        return cls(Failure("CANCELLED", "the client was closed", request_id))
+
 
 class ServerError(WeirError):
     """Anything else: an error inside the server, or a call it does not know."""
-
-
-class FailedCall(Protocol):
-    """What grpc.RpcError and grpc.aio.AioRpcError have in common."""
-
-    def code(self) -> grpc.StatusCode: ...
-    def details(self) -> str | None: ...
-    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
-
-
-def from_call(call: FailedCall) -> WeirError:
-    """The typed error for a failed call."""
-    failure = _decode(call)
-    match failure.code:
-        case "INVALID_ARGUMENT":
-            return InvalidRequestError(failure)
-        case "RESOURCE_EXHAUSTED" if failure.reason is not None:
-            return BudgetExhaustedError(failure)
-        case "RESOURCE_EXHAUSTED" if "larger than max" in failure.message:
-            return MessageTooLargeError(failure)
-        case "UNAVAILABLE" if failure.reason == "ENGINE_FAILED":
-            return EngineFailedError(failure)
-        case "UNAVAILABLE":
-            return UnavailableError(failure)
-        case "DEADLINE_EXCEEDED":
-            return DeadlineError(failure)
-        case "CANCELLED":
-            return RequestCancelledError(failure)
-        case _:
-            return ServerError(failure)
-
-
-def _decode(call: FailedCall) -> Failure:
-    trailers = dict(call.trailing_metadata() or ())
-    info = error_details_pb2.ErrorInfo()
-    bad_request = error_details_pb2.BadRequest()
-    for detail in _status(trailers.get("grpc-status-details-bin")).details:
-        # Unpack leaves its argument alone when the detail is of another kind.
-        detail.Unpack(info)
-        detail.Unpack(bad_request)
-    request_id = trailers.get("x-request-id")
-    return Failure(
-        code=call.code().name,
-        message=call.details() or "",
-        request_id=request_id if isinstance(request_id, str) else None,
-        reason=info.reason or None,
-        metadata=tuple(info.metadata.items()),
-        violations=tuple(Violation(v.field, v.description) for v in bad_request.field_violations),
-        pushback_s=_pushback_s(trailers.get("grpc-retry-pushback-ms")),
-    )
-
-
-def _status(encoded: str | bytes | None) -> Status:
-    try:
-        return Status.FromString(encoded) if isinstance(encoded, bytes) else Status()
-    except DecodeError:
-        return Status()
-
-
-def _pushback_s(value: str | bytes | None) -> float | None:
-    """gRFC A6: a negative or unreadable pushback means that the call must not be retried."""
-    try:
-        milliseconds = int(value) if value is not None else -1
-    except ValueError:
-        return None
-    return None if milliseconds < 0 else milliseconds / 1000

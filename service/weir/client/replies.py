@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import fields
 
+from weir.client.errors import Failure, ServerError
 from weir.client.values import (
     Budget,
     Choice,
@@ -24,10 +25,13 @@ _REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_RE
 
 
 class StreamState:
-    """What a stream has told so far. `usage` and `timings` come with its end, the rest with its start."""
+    """What a stream has told so far. `usage` and `timings` come with its end, the rest with its start.
 
-    def __init__(self) -> None:
-        self.request_id: str | None = None
+    `request_id` is what was asked for until the server says what it is.
+    """
+
+    def __init__(self, request_id: str | None = None) -> None:
+        self.request_id = request_id
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.max_tokens: int | None = None
@@ -47,7 +51,8 @@ class StreamState:
             self.cached_tokens = started.cached_tokens
             self.max_tokens = started.max_tokens
         if message.prompt_logprobs:
-            self.prompt_logprobs = _logprobs(message.prompt_logprobs)
+            # A server may spread them over messages.
+            self.prompt_logprobs += _logprobs(message.prompt_logprobs)
         self.deltas.extend(map(_delta, message.deltas))
         if message.HasField("done"):
             self.usage = _usage(message.done.usage)
@@ -63,7 +68,7 @@ def completion(message: pb.CompleteResponse) -> Completion:
                 text=choice.text,
                 token_ids=tuple(choice.token_ids),
                 logprobs=_logprobs(choice.logprobs),
-                finish_reason=_REASONS[choice.finish.reason],
+                finish_reason=_reason(choice.finish),
                 stop=_stop(choice.finish),
             )
             for choice in message.choices
@@ -94,9 +99,17 @@ def _delta(message: pb.Delta) -> Delta:
         text=message.text,
         token_ids=tuple(message.token_ids),
         logprobs=_logprobs(message.logprobs),
-        finish_reason=_REASONS[message.finish.reason] if finished else None,
+        finish_reason=_reason(message.finish) if finished else None,
         stop=_stop(message.finish) if finished else None,
     )
+
+
+def _reason(finish: pb.Finish) -> FinishReason:
+    known = _REASONS.get(finish.reason)
+    if known is None:
+        message = f"the server ended a choice for reason {finish.reason}, which this client is too old to know"
+        raise ServerError(Failure("UNKNOWN", message))
+    return known
 
 
 def _stop(finish: pb.Finish) -> str | int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
+from weir.client import checks
+from weir.client.errors import InvalidRequestError, Violation, WrongTypeError
 from weir.v1 import inference_pb2 as pb
 
 Message = Mapping[str, str]
@@ -37,39 +39,61 @@ class Options(TypedDict, total=False):
     request_id: str
 
 
+_TURN_FIELDS = ("role", "content")
 _REQUEST_FIELDS = ("n", "priority", "cache_salt", "model", "request_id")
 
 
 def build_prompt(text: str | None, token_ids: Sequence[int] | None, messages: Sequence[Message] | None) -> pb.Prompt:
-    """The prompt message. Raises ValueError unless exactly one input is given."""
+    """The prompt message. Raises InvalidRequestError unless exactly one input is given, and is one."""
     if sum(given is not None for given in (text, token_ids, messages)) != 1:
-        raise ValueError("give exactly one of prompt, token_ids and messages")
+        raise InvalidRequestError.of([Violation("prompt", "give exactly one of prompt, token_ids and messages")])
     if text is not None:
-        return pb.Prompt(text=text)
+        return checks.build(pb.Prompt, "prompt.", {"text": text})
     if token_ids is not None:
-        return pb.Prompt(token_ids=pb.TokenIds(ids=token_ids))
-    turns = [pb.ChatMessage(role=turn["role"], content=turn["content"]) for turn in messages or ()]
-    return pb.Prompt(chat=pb.Chat(messages=turns))
+        return pb.Prompt(token_ids=checks.build(pb.TokenIds, "prompt.token_ids.", {"ids": token_ids}))
+    return pb.Prompt(chat=pb.Chat(messages=_turns(messages)))
 
 
 def build_generate(prompt: pb.Prompt, options: Options) -> pb.GenerateRequest:
-    """The streaming request."""
+    """The streaming request. Raises InvalidRequestError."""
     fields, params = _split(options)
-    return pb.GenerateRequest(prompt=prompt, params=params, **fields)
+    return checks.build(pb.GenerateRequest, "", {"prompt": prompt, "params": params, **fields})
 
 
 def build_complete(prompt: pb.Prompt, options: Options) -> pb.CompleteRequest:
-    """The unary request."""
+    """The unary request. Raises InvalidRequestError."""
     fields, params = _split(options)
-    return pb.CompleteRequest(prompt=prompt, params=params, **fields)
+    return checks.build(pb.CompleteRequest, "", {"prompt": prompt, "params": params, **fields})
 
 
 def _split(options: Options) -> tuple[dict[str, Any], pb.SamplingParams]:
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    unknown = given.keys() - Options.__annotations__.keys()
+    unknown = sorted(given.keys() - Options.__annotations__.keys())
     if unknown:
-        raise TypeError(f"unknown keyword: {', '.join(sorted(unknown))}")
+        raise WrongTypeError.of([Violation(name, "there is no such keyword") for name in unknown])
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     fields = {name: given.pop(name) for name in _REQUEST_FIELDS if name in given}
-    return fields, pb.SamplingParams(**given)
+    return fields, checks.build(pb.SamplingParams, "params.", given)
+
+
+def _turns(messages: Any) -> list[pb.ChatMessage]:
+    path = "prompt.chat.messages"
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise WrongTypeError.of([Violation(path, f"must be a list of messages, got {checks.shown(messages)}")])
+    return [_turn(f"{path}[{place}]", message) for place, message in enumerate(messages)]
+
+
+def _turn(path: str, message: Any) -> pb.ChatMessage:
+    """One message. What it has besides role and content would be lost in silence, so it is refused."""
+    if not isinstance(message, Mapping):
+        raise WrongTypeError.of([Violation(path, f"must have role and content, got {checks.shown(message)}")])
+    violations = [Violation(f"{path}.{name}", "is missing") for name in _TURN_FIELDS if message.get(name) is None]
+    violations += [
+        Violation(f"{path}.{name}", "is unknown: a message has role and content")
+        for name, value in message.items()
+        if name not in _TURN_FIELDS and value is not None
+    ]
+    if violations:
+        raise InvalidRequestError.of(violations)
+    return checks.build(pb.ChatMessage, f"{path}.", {name: message[name] for name in _TURN_FIELDS})

@@ -14,7 +14,7 @@ class StreamFacts:
 
     @property
     def request_id(self) -> str | None:
-        """The id that `cancel` takes; known from the first delta on."""
+        """The id that `cancel` takes; the server may have changed one that was taken, which the first delta tells."""
         return self._state.request_id
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from weir.client import Options
+from weir.commands.flags import token_bias
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +20,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1 discourages repetition")
     group.add_argument("--presence-penalty", type=float, metavar="X", help="for tokens that occurred")
     group.add_argument("--frequency-penalty", type=float, metavar="X", help="for each time a token occurred")
+    group.add_argument(
+        "--logit-bias",
+        action="append",
+        type=token_bias,
+        metavar="ID=BIAS",
+        help="add BIAS to the logit of this token; may be repeated",
+    )
     group.add_argument("--seed", type=int, metavar="N", help="makes sampling reproducible")
     group.add_argument("--stop", action="append", metavar="S", help="end at this text; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="go on at end-of-sequence tokens")
@@ -34,6 +42,8 @@ def sampling_options(args: argparse.Namespace) -> Options:
     )  # fmt: skip
     options: Options = {}
     options.update({name: value for name in names if (value := getattr(args, name)) is not None})  # type: ignore[typeddict-item]
+    if args.logit_bias:
+        options["logit_bias"] = dict(args.logit_bias)
     if args.ignore_eos:
         options["ignore_eos"] = True
     return options

@@ -7,10 +7,11 @@ import logging
 import sys
 
 from weir.config import ConfigError
-from weir.exit_codes import WRONG_USAGE
+from weir.exit_codes import FAILED, WRONG_USAGE
 from weir.sidecar.app import Sidecar
+from weir.sidecar.connection import ClusterConnection
 from weir.sidecar.engine_link import EngineLink
-from weir.sidecar.kube import PodApi
+from weir.sidecar.http_port import HttpPort
 from weir.sidecar.metrics import SidecarMetrics
 from weir.sidecar.settings import PodIdentity, add_flags, load
 
@@ -35,6 +36,15 @@ def run(args: argparse.Namespace) -> int:
     # urllib3 would log a warning of its own for each connection that fails.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     metrics = SidecarMetrics()
-    sidecar = Sidecar(settings, EngineLink(settings.admin_address), PodApi(identity, metrics), metrics)
+    link = EngineLink(settings.admin_address)
+    sidecar = Sidecar(settings, identity, link, ClusterConnection(), metrics)
+    try:
+        port = HttpPort(settings.host, settings.port, metrics.registry, sidecar.is_healthy)
+    except OSError as error:
+        print(f"weir sidecar: cannot listen on {settings.host} port {settings.port}: {error}", file=sys.stderr)
+        return FAILED
+    port.start()
     sidecar.handle_signals()
-    return sidecar.run()
+    code = sidecar.run()
+    port.stop()
+    return code

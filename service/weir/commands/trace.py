@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from weir.exit_codes import FAILED, OK
+from weir.exit_codes import OK, WRONG_USAGE
 from weir.telemetry.timeline import TraceFileError, read_timeline, render_page
 
 
@@ -21,13 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and print where it is."""
     output = args.output or args.file.with_suffix(".html")
+    if output.exists() and output.samefile(args.file):
+        print(f"weir trace: the page would replace {args.file}; name another one with -o", file=sys.stderr)
+        return WRONG_USAGE
     try:
         with args.file.open(encoding="utf-8", errors="replace") as lines:
             timeline = read_timeline(lines, args.first, args.last)
         output.write_text(render_page(timeline, args.file.name), encoding="utf-8")
     except (OSError, TraceFileError) as error:
         print(f"weir trace: {error}", file=sys.stderr)
-        return FAILED
+        return WRONG_USAGE
     if timeline.unreadable:
         print(f"weir trace: {timeline.unreadable} unreadable lines were left out", file=sys.stderr)
     print(f"{output}: {len(timeline.rows)} requests in {len(timeline.steps)} steps")

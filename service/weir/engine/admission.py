@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weir.engine.blocks import BlockHasher, BlockPool
-from weir.engine.budget import AdmissionPolicy, FuturePeak, ReserveEverything, shareable_blocks
+from weir.engine.budget import AdmissionPolicy, Demand, FuturePeak, ReserveEverything, shareable_blocks
 from weir.engine.demands import Demands
 from weir.engine.plan import SchedulerLimits
 from weir.engine.request import Choice, Request
@@ -39,7 +39,7 @@ class Admission:
         self._hasher = hasher
         self._waiting = waiting
         self._running = running
-        self._demands = Demands(limits, pool)
+        self.demands = Demands(limits, pool)
 
     def reserved_peak(self) -> int:
         """Blocks that the running choices can hold at once; at most the pool under `guaranteed`."""
@@ -57,7 +57,7 @@ class Admission:
             request = waiting.request
             if not self._running.tenant_allows(request.spec):
                 continue
-            hits = self._cached_prefix(request)
+            hits = self.cached_prefix(request)
             if not self._fits(policy, request, hits):
                 victims = self._victims_for(request, hits) if self._limits.preempt_lower_priority else []
                 for victim in victims:
@@ -89,10 +89,13 @@ class Admission:
             request.cached_tokens = len(hits) * self._pool.block_size
         self._running.start(request, hits)
 
-    def _policy(self, without: Sequence[Request] = ()) -> AdmissionPolicy:
+    def policy_for(self, demands: Sequence[Demand]) -> AdmissionPolicy:
+        """The configured policy beside choices with these demands."""
         kind = ReserveEverything if self._limits.admission == "reserve" else FuturePeak
-        running = [request for request in self._running if request not in without]
-        return kind(self._demands.of_running(running), self._pool.block_size, self._pool.num_blocks)
+        return kind(demands, self._pool.block_size, self._pool.num_blocks)
+
+    def _policy(self, without: Sequence[Request] = ()) -> AdmissionPolicy:
+        return self.policy_for(self.demands.of_running(r for r in self._running if r not in without))
 
     def _fits(
         self, policy: AdmissionPolicy, request: Request, hits: list[int], without: Sequence[Request] = ()
@@ -100,11 +103,14 @@ class Admission:
         running = [other for other in self._running if other not in without]
         if sum(len(other.live) for other in [*running, request]) > self._limits.max_running:
             return False
-        candidate = self._demands.of_candidate(request, len(hits) * self._pool.block_size, running)
-        return policy.fits(candidate, self._demands.shared_prefixes(hits, running))
+        candidate = self.demands.of_candidate(request, len(hits) * self._pool.block_size, self.demands.backlog(running))
+        return policy.fits(candidate.demands, self.demands.shared_prefixes(hits, running), candidate.delay)
 
-    def _cached_prefix(self, request: Request) -> list[int]:
-        """Blocks of the leading choice's tokens whose content is known; one token is always left to compute."""
+    def cached_prefix(self, request: Request) -> list[int]:
+        """Blocks of the leading choice's tokens whose content is known; one token is always left to compute.
+
+        A request that waits for the first time gets its choices here.
+        """
         spec = request.spec
         if not request.choices:
             request.choices = [Choice(request, index, list(spec.prompt_token_ids)) for index in range(spec.n)]

@@ -38,12 +38,14 @@ class Demand:
     limit: KV tokens it can ever hold.
     steps: upper bound on the steps until it is gone.
     uncharged: blocks of its own that a longer-lived choice is charged for.
+    prefilling: part of `steps` is its prompt, which other prompts may put off.
     """
 
     base: int
     limit: int
     steps: int
     uncharged: int = 0
+    prefilling: bool = False
 
     def blocks_at(self, step: int, block_size: int) -> int:
         """Blocks this choice is charged for `step` steps from now; 0 once it is gone."""
@@ -67,8 +69,11 @@ class AdmissionPolicy(Protocol):
         """Blocks that the running choices can hold at once."""
         ...
 
-    def fits(self, candidate: Sequence[Demand], shared: Sequence[SharedPrefix] = ()) -> bool:
-        """Whether all demands of a candidate fit too; its first demand may share `shared` prefixes with others."""
+    def fits(self, candidate: Sequence[Demand], shared: Sequence[SharedPrefix] = (), delay: int = 0) -> bool:
+        """Whether all demands of a candidate fit too; its first demand may share `shared` prefixes with others.
+
+        delay: steps by which its prompt may put off the end of the running choices that are prefilling.
+        """
         ...
 
 
@@ -85,27 +90,30 @@ class FuturePeak:
         self._limit = np.array([d.limit for d in running], dtype=np.int64)
         self._steps = np.array([d.steps for d in running], dtype=np.int64)
         self._uncharged = np.array([d.uncharged for d in running], dtype=np.int64)
+        self._prefilling = np.array([d.prefilling for d in running], dtype=np.int64)
 
     def peak(self) -> int:
-        return int(self._blocks_at(self._steps).max(initial=0))
+        return int(self._blocks_at(self._steps, self._steps).max(initial=0))
 
-    def fits(self, candidate: Sequence[Demand], shared: Sequence[SharedPrefix] = ()) -> bool:
+    def fits(self, candidate: Sequence[Demand], shared: Sequence[SharedPrefix] = (), delay: int = 0) -> bool:
+        steps = self._steps + delay * self._prefilling
         own_ends = [d.steps for d in candidate] + [s.steps for s in shared]
-        last = max(d.steps for d in candidate)
-        ends = np.unique(np.concatenate([self._steps[self._steps <= last], np.array(own_ends, dtype=np.int64)]))
+        # Without a delay, what runs fits by itself, and only the time that the candidate shares with it matters.
+        last = max([d.steps for d in candidate] + ([int(steps.max(initial=0))] if delay else []))
+        ends = np.unique(np.concatenate([steps[steps <= last], np.array(own_ends, dtype=np.int64)]))
         ends = ends[(ends > 0) & (ends <= last)]
-        total = self._blocks_at(ends)
+        total = self._blocks_at(ends, steps)
         for demand in candidate:
             total += np.array([demand.blocks_at(int(t), self._block_size) for t in ends], dtype=np.int64)
         for prefix in shared:
             total -= np.where(ends <= prefix.steps, prefix.blocks, 0)
         return int(total.max(initial=0)) <= self._usable
 
-    def _blocks_at(self, times: _Ints) -> _Ints:
-        """Blocks charged to the running choices at each of `times`: one row a time, one column a choice."""
+    def _blocks_at(self, times: _Ints, steps: _Ints) -> _Ints:
+        """Blocks charged to the running choices, gone after `steps`, at each of `times`: a row a time."""
         t = times[:, None]
         held = -(-np.minimum(self._base + t, self._limit) // self._block_size) - self._uncharged
-        total: _Ints = np.where(self._steps >= t, held, 0).sum(axis=1)
+        total: _Ints = np.where(steps >= t, held, 0).sum(axis=1)
         return total
 
 
@@ -120,7 +128,7 @@ class ReserveEverything:
     def peak(self) -> int:
         return self._reserved
 
-    def fits(self, candidate: Sequence[Demand], shared: Sequence[SharedPrefix] = ()) -> bool:
+    def fits(self, candidate: Sequence[Demand], shared: Sequence[SharedPrefix] = (), delay: int = 0) -> bool:
         return self._reserved + sum(self._maximum(d) for d in candidate) <= self._usable
 
     def _maximum(self, demand: Demand) -> int:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from weir.engine.detokenizer import TextStart, TextStream, TokenTable
 from weir.engine.errors import CancelledError, DeadlineError, InvalidRequestError, RequestError, Violation
+from weir.engine.outlook import Outlook
 from weir.engine.plan import StepPlan
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
 from weir.engine.request import (
     Admitted,
     Choice,
@@ -35,7 +36,6 @@ from weir.engine.step_report import StepInFlight, step_record
 from weir.engine.stop import StopRule, accept_token
 from weir.engine.tenants import Tenants
 from weir.engine.validation import RequestLimits, validate
-from weir.engine.wait_estimate import WaitEstimate
 
 
 @dataclass(slots=True)
@@ -78,7 +78,8 @@ class EngineCore:
         self._prompt_scores: dict[str, list[TokenLogprobs | None]] = {}
         self._in_flight: StepInFlight | None = None
         self._unlaunched: StepPlan | None = None  # decisions that the record of the next step tells
-        self._wait = WaitEstimate()
+        self._outlook = Outlook(scheduler, info.default_max_tokens)
+        self._last_end: float | None = None
         self._step = 0
         self._computed_tokens = 0
         self._hit_tokens = 0
@@ -96,10 +97,10 @@ class EngineCore:
                 raise InvalidRequestError((Violation("request_id", f"{spec.request_id!r} is live already"),))
             validate(spec, self._limits, self._tenants.get(spec.tenant).kv_share)
             now = time.monotonic()
-            if spec.deadline is not None and len(self._scheduler.waiting):
-                expected = self._wait.seconds(self._scheduler.waiting.tokens)
-                if now + expected > spec.deadline:
-                    raise DeadlineError(now - spec.arrival, in_queue=True, estimated_wait_s=expected)
+            if spec.deadline is not None:
+                least = self._outlook.least_wait_s(spec, now)
+                if now + least > spec.deadline:
+                    raise DeadlineError(now - spec.arrival, in_queue=True, estimated_wait_s=least)
         except RequestError:
             self._rejected += 1
             raise
@@ -132,11 +133,15 @@ class EngineCore:
             running=self._scheduler.num_running,
             queued=len(waiting),
             queued_tokens=waiting.tokens,
-            estimated_wait_s=self._wait.seconds(waiting.tokens) if len(waiting) else 0.0,
+            estimated_wait_s=self.outlook().wait_s(time.monotonic()),
             step=self._step,
             computed_tokens=self._computed_tokens,
             prefix_hit_tokens=self._hit_tokens,
         )
+
+    def outlook(self) -> QueueOutlook:
+        """What is to come for those who wait and for newcomers."""
+        return self._outlook.now(time.monotonic())
 
     def step(self) -> StepOutput:
         """Plan and launch a step; collect and emit it, or the one before it where the runner runs a step ahead.
@@ -147,7 +152,6 @@ class EngineCore:
         for request in self._scheduler.expired(now):
             in_queue = request.admitted_at is None
             self._fail(request, DeadlineError(now - request.spec.arrival, in_queue=in_queue))
-        somebody_waited = len(self._scheduler.waiting) > 0
         plan = self._scheduler.plan(now)
         self._report_admissions(plan, now)
         plan_s = time.perf_counter() - began
@@ -169,8 +173,6 @@ class EngineCore:
                 due = step
         if due is not None:
             record = self._collect(due)
-        if somebody_waited:
-            self._wait.observe(sum(r.spec.most_tokens for r in plan.admitted), time.perf_counter() - began)
         return StepOutput(record, self.take_events(), idle=record is None and not plan.chunks)
 
     def _collect(self, step: StepInFlight) -> StepRecord:
@@ -180,6 +182,8 @@ class EngineCore:
         self._scheduler.collect(step.plan)
         finished = self._emit(tokens)
         ended = time.perf_counter()
+        self._outlook.observe_step(step.plan, ended - (self._last_end or step.began))
+        self._last_end = ended if self._scheduler.has_work else None
         self._step += 1
         self._computed_tokens += step.plan.num_tokens
         self._hit_tokens += step.plan.hit_tokens
@@ -235,7 +239,10 @@ class EngineCore:
                 request.first_token_at = now
             text, finish = accept_token(choice.text.rule, choice.text.stream, token_id, choice.num_sampled)
             self._events.append(self._delta(choice, token_id, text, logprobs, finish))
-            if finish is not None and self._scheduler.finish(choice, finish):
+            if finish is None:
+                continue
+            self._outlook.ends.observe(request.spec.params, choice.num_sampled)
+            if self._scheduler.finish(choice, finish):
                 finished.append(request.request_id)
                 self._done(request, now)
         return finished

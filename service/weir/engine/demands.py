@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from weir.engine.blocks import BlockPool, blocks_for
 from weir.engine.budget import Demand, SharedPrefix, kv_tokens_needed, shareable_blocks
 from weir.engine.plan import SchedulerLimits
 from weir.engine.request import Choice, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a request asks of the pool if it starts now. delay: steps by which its prompt may put off others' ends."""
+
+    demands: list[Demand]
+    delay: int
 
 
 class Demands:
@@ -20,29 +28,39 @@ class Demands:
 
     def of_running(self, running: Iterable[Request]) -> list[Demand]:
         """One demand a live choice; blocks with several holders are charged to the longest-lived one."""
+        return [demand for _, demand in self.of_choices(running)]
+
+    def of_choices(self, running: Iterable[Request]) -> list[tuple[Choice, Demand]]:
+        """The same, each with its choice."""
         demands = self._with_choices(running)
         parked = [(choice.request, demand.steps) for choice, demand in demands if choice.parked]
         if not self._pool.shared and not parked:
-            return [demand for _, demand in demands]
+            return demands
         for index, (choice, demand) in enumerate(demands):
             # A leader is charged for the prompt blocks of its parked siblings, so it counts as living as long.
             outlive = [steps for request, steps in parked if request is choice.request and not choice.parked]
             demands[index] = choice, replace(demand, steps=max([demand.steps, *outlive]))
         return self._charge_once(demands)
 
-    def of_candidate(self, request: Request, hit_tokens: int, running: Iterable[Request]) -> list[Demand]:
-        """The demands of all its choices, were it to start now behind `hit_tokens` cached tokens."""
-        ahead = sum(self._prefill_tokens(choice) for other in running for choice in other.live)
+    def backlog(self, running: Iterable[Request]) -> int:
+        """Prompt tokens that running choices still have before them."""
+        return sum(self._prefill_tokens(choice) for request in running for choice in request.live)
+
+    def of_candidate(self, request: Request, hit_tokens: int, backlog: int) -> Candidate:
+        """The demands of all its choices, were it to start now behind `hit_tokens` cached tokens.
+
+        Its prompt may be computed before those that are admitted already, or after, so it counts for all of them.
+        """
         shared = shareable_blocks(len(request.spec.prompt_token_ids), self._pool.block_size)
-        demands = []
-        for position, choice in enumerate(request.live):
-            computed = shared * self._pool.block_size if position else hit_tokens
-            ahead += choice.pending - computed
-            demand = self._demand(choice, ahead, parks=position > 0)
-            demands.append(replace(demand, uncharged=shared if position else 0))
+        computed = [shared * self._pool.block_size if place else hit_tokens for place in range(len(request.live))]
+        total = backlog + sum(choice.pending - done for choice, done in zip(request.live, computed, strict=True))
+        demands = [
+            replace(self._demand(choice, total, parks=place > 0), uncharged=shared if place else 0)
+            for place, choice in enumerate(request.live)
+        ]
         # The shared prompt blocks are charged to the leader, so it must count as living as long as any sibling.
         demands[0] = replace(demands[0], steps=max(demand.steps for demand in demands))
-        return demands
+        return Candidate(demands, self._prefill_steps(total) - self._prefill_steps(backlog))
 
     def shared_prefixes(self, hits: Sequence[int], running: Iterable[Request]) -> list[SharedPrefix]:
         """For the leading blocks among `hits` that running choices hold: how long they will be held."""
@@ -56,25 +74,29 @@ class Demands:
         return _as_layers(longest)
 
     def _with_choices(self, running: Iterable[Request]) -> list[tuple[Choice, Demand]]:
-        found: list[tuple[Choice, Demand]] = []
-        ahead = 0
-        for request in running:
-            for choice in request.live:
-                ahead += self._prefill_tokens(choice)
-                found.append((choice, self._demand(choice, ahead, parks=choice.parked)))
-        return found
+        requests = list(running)
+        backlog = self.backlog(requests)
+        return [
+            (choice, self._demand(choice, backlog, parks=choice.parked))
+            for request in requests
+            for choice in request.live
+        ]
 
-    def _demand(self, choice: Choice, prefill_ahead: int, parks: bool) -> Demand:
-        """prefill_ahead: prefill tokens admitted before and with this choice. parks: it waits for its leader first."""
+    def _demand(self, choice: Choice, backlog: int, parks: bool) -> Demand:
+        """backlog: all prompt tokens still to be computed, its own included. parks: it waits for its leader first."""
         spec, length = choice.request.spec, len(choice.tokens) + choice.in_flight
         remaining = choice.remaining
         if self._limits.admission == "optimistic":
             remaining = max(1, int(remaining * self._limits.overcommit))
         limit = min(length - 1 + remaining, kv_tokens_needed(len(spec.prompt_token_ids), spec.params.max_tokens))
-        prefill_steps = 1
-        if choice.pending > 1 or parks:
-            prefill_steps = blocks_for(max(prefill_ahead, 1), self._limits.prefill_tokens_per_step) + parks
-        return Demand(length - 1, limit, max(1, prefill_steps + remaining - 1 + self._limits.collect_lag))
+        prefilling = choice.pending > 1 or parks
+        prefill_steps = max(1, self._prefill_steps(backlog)) + parks if prefilling else 1
+        steps = max(1, prefill_steps + remaining - 1 + self._limits.collect_lag)
+        return Demand(length - 1, limit, steps, prefilling=prefilling)
+
+    def _prefill_steps(self, tokens: int) -> int:
+        """Steps in which this many prompt tokens are computed at the latest, in whatever order."""
+        return blocks_for(tokens, self._limits.prefill_tokens_per_step)
 
     def _prefill_tokens(self, choice: Choice) -> int:
         """Tokens of this choice that compete for the prefill part of the budget."""
@@ -83,7 +105,7 @@ class Demands:
             return choice.pending - shareable_blocks(prompt, self._pool.block_size) * self._pool.block_size
         return choice.pending if choice.pending > 1 else 0
 
-    def _charge_once(self, demands: list[tuple[Choice, Demand]]) -> list[Demand]:
+    def _charge_once(self, demands: list[tuple[Choice, Demand]]) -> list[tuple[Choice, Demand]]:
         charged: set[int] = set()
         result = []
         for choice, demand in sorted(demands, key=lambda pair: -pair[1].steps):
@@ -92,7 +114,7 @@ class Demands:
             charged |= held
             if choice.parked:
                 uncharged = shareable_blocks(len(choice.request.spec.prompt_token_ids), self._pool.block_size)
-            result.append(replace(demand, uncharged=uncharged))
+            result.append((choice, replace(demand, uncharged=uncharged)))
         return result
 
 

@@ -76,7 +76,7 @@ class CancelledError(RequestError):
 
 @dataclass(eq=False)
 class UnavailableError(RequestError):
-    """The server takes no new work now. `reason` is MODEL_LOADING or DRAINING."""
+    """The server takes no new work now. `reason` is MODEL_LOADING, DRAINING, ENGINE_STALLED or OUTPUT_BUFFER_FULL."""
 
     reason: str
     retry_after_s: float
@@ -93,3 +93,36 @@ class EngineFailedError(RequestError):
 
     def __str__(self) -> str:
         return f"the engine failed: {self.detail}"
+
+
+@dataclass(eq=False)
+class SlowReaderError(RequestError):
+    """The client does not take its answer. `held_bytes` wait for it, and that is too much or has been for too long."""
+
+    why: str
+    held_bytes: int
+
+    def __str__(self) -> str:
+        return f"the client is too slow: {self.why}; {self.held_bytes} bytes of output wait for it"
+
+
+@dataclass(eq=False)
+class AnswerTooLargeError(RequestError):
+    """The answer does not fit into one message; a stream would have carried it."""
+
+    answer_bytes: int
+    max_message_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"the answer has at least {self.answer_bytes} bytes and a message holds {self.max_message_bytes}; "
+            "ask for less, or use Generate"
+        )
+
+
+@dataclass(eq=False)
+class WrongSettingsError(EngineFailedError):
+    """The engine cannot start with these settings or this model, however often it is tried."""
+
+    def __str__(self) -> str:
+        return self.detail

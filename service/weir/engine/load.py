@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 from weir_kernels.cpu.threads import compute_threads
 from weir_kernels.dispatch import KernelError
 
-from weir.config import ConfigError, Settings
+from weir.config import ConfigError, Settings, format_size
 from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
 from weir.engine.core import EngineCore
 from weir.engine.detokenizer import TokenTable
@@ -28,14 +29,27 @@ from weir.models.check import open_tokenizer
 from weir.models.cpu_decoder import CpuDecoder
 from weir.models.decoder import Decoder
 from weir.models.end_tokens import end_tokens
+from weir.models.loader import Report, no_report
 from weir.models.spec import ModelSpec
 from weir.models.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 _BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 
 
-def load_engine(settings: Settings) -> EngineCore:
-    """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong."""
+def say_which_gpu(used: int, visible: int, logger: logging.Logger) -> None:
+    """A replica computes on one GPU; others that it can see stand idle, which must not go without a word."""
+    if visible > 1:
+        logger.warning(
+            "computing on GPU %d of %d visible ones; the others are idle: start a replica for each", used, visible
+        )
+
+
+def load_engine(settings: Settings, report: Report = no_report) -> EngineCore:
+    """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong.
+
+    report: is told how far loading is.
+    """
     model, engine = settings.model, settings.engine
     folder = Path(model.model)
     tokenizer = open_tokenizer(folder, random_weights=model.load_format == "dummy")
@@ -54,12 +68,17 @@ def load_engine(settings: Settings) -> EngineCore:
             load_format=model.load_format,
             threads=threads,
             max_positions=max_model_len,
+            report=report,
         )
     except KernelError as error:
         raise ConfigError(str(error)) from None
     device = decoder.device
+    if device.type == "cuda":
+        used = torch.cuda.current_device() if device.index is None else device.index
+        say_which_gpu(used, torch.cuda.device_count(), _log)
     block_size = engine.block_size or _BLOCK_SIZE[device.type]
     shape = StepShape(engine.max_batch_tokens, engine.max_running, blocks_for(max_model_len, block_size), block_size)
+    report("making room for the KV pool and for steps")
     try:
         num_blocks = pool_blocks(engine, decoder, shape, max_model_len)
         runner = _runner(decoder, num_blocks, shape, engine.cuda_graphs)
@@ -135,7 +154,11 @@ def _model_length(wanted: int | None, positions: int) -> int:
 
 
 def _runner(decoder: Decoder | CpuDecoder, num_blocks: int, shape: StepShape, cuda_graphs: bool) -> StepRunner:
-    kv = decoder.allocate_kv(num_blocks, shape.block_size)
+    try:
+        kv = decoder.allocate_kv(num_blocks, shape.block_size)
+    except (RuntimeError, MemoryError):
+        size = num_blocks * decoder.kv_bytes_per_block(shape.block_size)
+        raise ConfigError(f"there is no room for a KV pool of {format_size(size)}: give it less kv-memory") from None
     require_finite_logits(decoder, kv, shape.block_size)
     if isinstance(decoder, Decoder) and decoder.kernels == "triton":
         from weir.engine.gpu_load import gpu_runner  # late: it imports Triton, which not every machine has

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, QueueOutlook, StepRecord
 from weir.engine.request import Event, GenerateRequest
 from weir.engine.validation import RequestLimits
 
@@ -34,6 +34,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """From the engine, before Ready: how far it is."""
+
+    stage: LoadStage
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """From the engine: the model is loaded."""
 
@@ -44,11 +51,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """From the engine: a step, or what happened between steps (record is None)."""
+    """From the engine: a step, or what happened between steps (record is None). outlook: None while it is the last."""
 
     record: StepRecord | None
     budget: BudgetSnapshot
     events: list[Event]
+    outlook: QueueOutlook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +68,11 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """From the engine: why it is about to exit."""
+    """From the engine: why it is about to exit. wrong_settings: trying again will not help."""
 
     detail: str
+    wrong_settings: bool = False
 
 
 ToEngine = Submit | Cancel | Flush | Stop
-FromEngine = Ready | Output | Flushed | Fatal
+FromEngine = Loading | Ready | Output | Flushed | Fatal

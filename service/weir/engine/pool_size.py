@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from weir.config import ConfigError, EngineSettings, ModelSettings
+from weir.config import ConfigError, EngineSettings, ModelSettings, format_size
 from weir.engine.gpu_batch import StepShape
 from weir.models.build import resolve_device
 from weir.models.cpu_decoder import CpuDecoder
@@ -25,8 +25,8 @@ def check_memory(engine: EngineSettings, spec: ModelSpec, model: ModelSettings, 
     total, weights = _total(device), num_parameters(spec) * dtype.itemsize
     if weights > total:
         raise ConfigError(
-            f"the weights of {model.model} take {weights / 2**30:.1f} GiB, and the {device.type} has "
-            f"{total / 2**30:.1f} GiB: serve a smaller model, or one with more memory"
+            f"the weights of {model.model} take {format_size(weights)}, and the {device.type} has "
+            f"{format_size(total)}: serve a smaller model, or one with more memory"
         )
     if engine.kv_memory_bytes is not None:
         memory, source = engine.kv_memory_bytes, "kv-memory"
@@ -53,13 +53,17 @@ def pool_blocks(engine: EngineSettings, decoder: Decoder | CpuDecoder, shape: St
     if num_blocks < shape.max_blocks:
         tokens, needed = num_blocks * shape.block_size, shape.max_blocks * bytes_per_block
         raise _too_small(memory, source, tokens, max_model_len, needed)
+    if num_blocks * bytes_per_block > (total := _total(decoder.device)):
+        raise ConfigError(
+            f"the KV pool ({source}: {format_size(memory)}) is more than all memory there is, {format_size(total)}"
+        )
     return num_blocks
 
 
 def _too_small(memory: int, source: str, tokens: int, max_model_len: int, needed: int) -> ConfigError:
     return ConfigError(
-        f"the KV pool ({source}: {memory / 2**20:.0f} MiB) holds {tokens} tokens, but one request of max-model-len "
-        f"{max_model_len} needs {needed / 2**20:.0f} MiB: give the pool more memory, or lower max-model-len"
+        f"the KV pool ({source}: {format_size(memory)}) holds {tokens} tokens, but one request of max-model-len "
+        f"{max_model_len} needs {format_size(needed)}: give the pool more memory, or lower max-model-len"
     )
 
 

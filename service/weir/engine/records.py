@@ -80,6 +80,49 @@ class BudgetSnapshot:
     prefix_hit_tokens: int = 0
 
 
+class QueueExit(NamedTuple):
+    """At this time of time.monotonic() a waiting request of the tenant starts, and its tokens leave the queue."""
+
+    at: float
+    tenant: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOutlook:
+    """What is to come, as far as it can be told: when a newcomer of `default_max_tokens` starts, and who before it."""
+
+    newcomer_at: float = 0.0
+    exits: tuple[QueueExit, ...] = ()
+
+    def wait_s(self, now: float) -> float:
+        """Seconds from now until a request that arrives now starts."""
+        return max(0.0, self.newcomer_at - now)
+
+    def room_in_s(self, now: float, requests: int, tokens: int, tenant: str | None = None) -> float:
+        """Seconds until this much has left the queue (of one tenant). Beyond the known exits: at their pace."""
+        left_requests = left_tokens = 0
+        at = now
+        for exit_ in self.exits:
+            if tenant is not None and exit_.tenant != tenant:
+                continue
+            at, left_requests, left_tokens = exit_.at, left_requests + 1, left_tokens + exit_.tokens
+            if left_requests >= requests and left_tokens >= tokens:
+                return max(0.0, at - now)
+        if not left_requests:
+            return self.wait_s(now)
+        return max(0.0, at - now) * max(requests / left_requests, tokens / left_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """What is being loaded, and how far: MiB done of a total, 0 where that is not known."""
+
+    what: str
+    done: int = 0
+    total: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine serves; known once the model is loaded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from weir.engine.blocks import BlockPool
 from weir.engine.budget import blocks_needed, shareable_blocks
@@ -34,13 +34,20 @@ class RunningSet:
         """Blocks this request holds when all its choices reach max_tokens."""
         return blocks_needed(len(spec.prompt_token_ids), spec.params.max_tokens, spec.n, self._pool.block_size)
 
-    def tenant_allows(self, spec: GenerateRequest) -> bool:
-        """Whether the tenant's share of the pool has room for this request's maximum."""
-        tenant = self._tenants.get(spec.tenant)
-        if tenant.kv_share >= 1.0:
+    def is_shared_out(self, spec: GenerateRequest) -> bool:
+        """Whether its tenant may hold a part of the pool only."""
+        return self._tenants.get(spec.tenant).kv_share < 1.0
+
+    def tenant_allows(self, spec: GenerateRequest, beside: Iterable[GenerateRequest] | None = None) -> bool:
+        """Whether the tenant's share of the pool has room for this request's maximum, beside others or what runs."""
+        if not self.is_shared_out(spec):
             return True
-        allowed = int(tenant.kv_share * self._pool.num_blocks)
-        return self._tenant_blocks.get(tenant.name, 0) + self.blocks_needed(spec) <= allowed
+        tenant = self._tenants.get(spec.tenant)
+        if beside is None:
+            held = self._tenant_blocks.get(tenant.name, 0)
+        else:
+            held = sum(self.blocks_needed(other) for other in beside if self._tenants.get(other.tenant) is tenant)
+        return held + self.blocks_needed(spec) <= int(tenant.kv_share * self._pool.num_blocks)
 
     def start(self, request: Request, hits: Sequence[int]) -> None:
         """Run a request whose leading choice starts behind the cached blocks `hits`; its siblings wait."""

@@ -12,6 +12,7 @@ import heapq
 from weir.engine.admission import Admission
 from weir.engine.blocks import BlockHasher, BlockPool, blocks_for
 from weir.engine.plan import Chunk, SchedulerLimits, StepPlan
+from weir.engine.prefill_order import PrefillOrder
 from weir.engine.request import Choice, ChoiceFinish, GenerateRequest, Request
 from weir.engine.running import RunningSet
 from weir.engine.tenants import Tenants
@@ -29,7 +30,8 @@ class Scheduler:
         self.waiting = waiting
         self.running = RunningSet(pool, tenants)
         self._hasher = hasher
-        self._admission = Admission(limits, pool, hasher, waiting, self.running)
+        self.admission = Admission(limits, pool, hasher, waiting, self.running)
+        self._prefill_order = PrefillOrder(tenants)
         self._deadlines: list[tuple[float, int, Request]] = []
         self._submitted = 0
         self._peak: int | None = 0
@@ -78,7 +80,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         """Admit what fits, then choose the tokens of the next step. A step with nothing to do is legal."""
-        round_ = self._admission.admit(now)
+        round_ = self.admission.admit(now)
         chunks, num_single = self._fit(now, round_.preempted)
         for chunk in chunks:
             self._advance(chunk)
@@ -117,7 +119,7 @@ class Scheduler:
     def reserved_peak(self) -> int:
         """Blocks that the running choices can hold at once; at most the pool under `guaranteed`."""
         if self._peak is None:
-            self._peak = self._admission.reserved_peak()
+            self._peak = self.admission.reserved_peak()
         return self._peak
 
     def _fit(self, now: float, preempted: list[Request]) -> tuple[list[Chunk], int]:
@@ -137,12 +139,12 @@ class Scheduler:
                 if chunks:
                     return chunks, num_single
                 victim = latest
-            self._admission.preempt(victim, now)
+            self.admission.preempt(victim, now)
             preempted.append(victim)
 
     def _select(self) -> tuple[list[Chunk], int]:
         singles: list[Chunk] = []
-        longer: list[tuple[Choice, int]] = []
+        longer: list[Choice] = []
         for request in self.running:
             for choice in request.choices:
                 if choice.remaining <= 0 or choice.parked:
@@ -150,15 +152,16 @@ class Scheduler:
                 if (pending := choice.pending) == 1:
                     singles.append(Chunk(choice, choice.num_computed, 1, True))
                 elif pending > 1:
-                    longer.append((choice, pending))
+                    longer.append(choice)
         left = self.limits.max_batch_tokens - len(singles)
         chunks: list[Chunk] = []
-        for choice, pending in longer:
+        for choice in self._prefill_order.sort(longer) if longer else ():
             if left == 0:
                 break
-            length = min(pending, left)
+            length = min(choice.pending, left)
             left -= length
-            chunks.append(Chunk(choice, choice.num_computed, length, length == pending))
+            self._prefill_order.count(choice, length)
+            chunks.append(Chunk(choice, choice.num_computed, length, length == choice.pending))
         short = [chunk for chunk in chunks if chunk.length == 1]
         return singles + short + [c for c in chunks if c.length > 1], len(singles) + len(short)
 

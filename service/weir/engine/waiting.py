@@ -2,14 +2,15 @@
 
 Order: requests that are due, oldest first; then by priority; within a priority those that were preempted, then the
 tenants' fair share, then first come first served. A request is due when it was passed `bypass_limit` times, or has
-waited `bypass_age` seconds. Nothing may pass a due or a preempted request that does not fit, so the pool drains for it.
+waited `bypass_age` seconds. A preempted request, whose stream has begun, goes before every due one of its own or a
+lower priority. Nothing may pass a due or a preempted request that does not fit, so the pool drains for it.
 A waiting request owns nothing: no block, no reservation.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from weir.engine.request import Request
@@ -49,6 +50,7 @@ class WaitingQueue:
         self._ordered: list[Waiting] = []
         self._by_id: dict[str, Waiting] = {}  # in order of entry
         self._passed_too_often: dict[str, Waiting] = {}
+        self._preempted: dict[str, Waiting] = {}
         self._entries = 0
         self._virtual_time = 0.0
         self._finish_tag: dict[str, float] = {}
@@ -70,14 +72,22 @@ class WaitingQueue:
 
     def push(self, request: Request, now: float) -> None:
         """Append a new request."""
+        waiting = self.place(request, now)
+        self._insert(waiting)
         tenant = self._tenants.get(request.spec.tenant)
-        start = max(self._virtual_time, self._finish_tag.get(tenant.name, 0.0))
-        waiting = self._insert(request, now, start)
-        self._finish_tag[tenant.name] = start + waiting.tokens / tenant.weight
+        self._finish_tag[tenant.name] = waiting.order[1] + waiting.tokens / tenant.weight
 
     def push_preempted(self, request: Request, now: float) -> None:
         """Put back a request that lost its blocks; it is tried before all others of its priority."""
-        self._insert(request, now, -1.0)
+        waiting = Waiting(request, now, (request.spec.priority, -1.0, self._entries + 1))
+        self._insert(waiting)
+        self._preempted[request.request_id] = waiting
+
+    def place(self, request: Request, now: float) -> Waiting:
+        """Where a request that arrives now would stand. Changes nothing."""
+        tenant = self._tenants.get(request.spec.tenant)
+        start = max(self._virtual_time, self._finish_tag.get(tenant.name, 0.0))
+        return Waiting(request, now, (request.spec.priority, start, self._entries + 1))
 
     def candidates(self, now: float) -> Iterator[Waiting]:
         """Requests in the order in which they are tried. Do not change the queue while iterating."""
@@ -86,13 +96,16 @@ class WaitingQueue:
             if now - waiting.since < self._bypass_age_s:
                 break
             due[request_id] = waiting
-        yield from sorted(due.values(), key=lambda w: w.order[2])
-        yield from (w for w in self._ordered if w.request.request_id not in due)
+        return _in_order(self._ordered, due.values(), self._preempted.values())
+
+    def order_at(self, entries: Sequence[Waiting], now: float) -> Iterator[Waiting]:
+        """The order in which these, sorted by `order`, would be tried at another time."""
+        due = [waiting for waiting in entries if self._is_due(waiting, now)]
+        return _in_order(entries, due, [waiting for waiting in entries if waiting.is_preempted])
 
     def may_be_passed(self, waiting: Waiting, now: float) -> bool:
         """Whether later requests may still be admitted although this one does not fit."""
-        is_due = waiting.passed >= self._bypass_limit or now - waiting.since >= self._bypass_age_s
-        return not (is_due or waiting.is_preempted)
+        return not (self._is_due(waiting, now) or waiting.is_preempted)
 
     def count_pass(self, waiting: Waiting) -> None:
         """A request behind this one was admitted although this one was tried first."""
@@ -106,6 +119,7 @@ class WaitingQueue:
         if waiting is None:
             return None
         self._passed_too_often.pop(request_id, None)
+        self._preempted.pop(request_id, None)
         del self._ordered[bisect.bisect_left(self._ordered, waiting.order, key=lambda w: w.order)]
         self.tokens -= waiting.tokens
         if not self._ordered:
@@ -118,10 +132,23 @@ class WaitingQueue:
         self._virtual_time = max(self._virtual_time, waiting.order[1])
         self.remove(waiting.request.request_id)
 
-    def _insert(self, request: Request, now: float, start_tag: float) -> Waiting:
+    def _is_due(self, waiting: Waiting, now: float) -> bool:
+        return waiting.passed >= self._bypass_limit or now - waiting.since >= self._bypass_age_s
+
+    def _insert(self, waiting: Waiting) -> None:
         self._entries += 1
-        waiting = Waiting(request, now, (request.spec.priority, start_tag, self._entries))
         bisect.insort(self._ordered, waiting, key=lambda w: w.order)
-        self._by_id[request.request_id] = waiting
+        self._by_id[waiting.request.request_id] = waiting
         self.tokens += waiting.tokens
-        return waiting
+
+
+def _in_order(ordered: Iterable[Waiting], due: Iterable[Waiting], preempted: Iterable[Waiting]) -> Iterator[Waiting]:
+    told: set[str] = set()
+    resumed = sorted(preempted, key=lambda w: w.order)
+    for next_due in sorted(due, key=lambda w: w.order[2]):
+        first = [w for w in resumed if w.order[0] <= next_due.order[0]]
+        for waiting in (*first, next_due):
+            if waiting.request.request_id not in told:
+                told.add(waiting.request.request_id)
+                yield waiting
+    yield from (w for w in ordered if w.request.request_id not in told)

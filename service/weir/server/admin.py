@@ -10,6 +10,8 @@ from weir.config import ConfigError
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import Lifecycle
 from weir.server.live import LiveRequests
+from weir.server.pulse import Pulse
+from weir.server.watches import seconds_within
 from weir.v1 import admin_pb2 as pb
 from weir.v1 import admin_pb2_grpc
 
@@ -17,15 +19,16 @@ from weir.v1 import admin_pb2_grpc
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """Acts on the lifecycle and the prefix cache."""
 
-    def __init__(self, engine: Engine, lifecycle: Lifecycle, live: LiveRequests) -> None:
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, live: LiveRequests, pulse: Pulse) -> None:
         self._engine = engine
         self._lifecycle = lifecycle
         self._live = live
+        self._pulse = pulse
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
         """Take no new work, and wait as long as asked for what is in flight."""
         self._lifecycle.drain()
-        await self._live.wait_empty(max(0.0, request.wait_s))
+        await self._live.wait_empty(seconds_within(request.wait_s, lowest_s=0.0, default_s=0.0))
         return pb.DrainResponse(in_flight_requests=len(self._live))
 
     async def Resume(self, request: pb.ResumeRequest, context: grpc.aio.ServicerContext) -> pb.ResumeResponse:
@@ -38,6 +41,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.FlushPrefixCacheResponse:
         """Forget unused prefixes."""
         self._lifecycle.check_loaded()
+        self._pulse.check()
         return pb.FlushPrefixCacheResponse(flushed_blocks=await self._engine.flush_prefix_cache())
 
 

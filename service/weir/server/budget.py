@@ -7,20 +7,22 @@ import grpc
 from weir.engine.records import BudgetSnapshot
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import Lifecycle
+from weir.server.watches import Watches, seconds_within
 from weir.v1 import budget_pb2 as pb
 from weir.v1 import budget_pb2_grpc
 
 SERVICE = "weir.v1.BudgetService"
 DEFAULT_INTERVAL_S = 1.0
-MIN_INTERVAL_S = 0.05
+MIN_INTERVAL_S = 0.25
 
 
 class BudgetService(budget_pb2_grpc.BudgetServiceServicer):
     """Reads the engine's last snapshot."""
 
-    def __init__(self, engine: Engine, lifecycle: Lifecycle) -> None:
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, watches: Watches) -> None:
         self._engine = engine
         self._lifecycle = lifecycle
+        self._watches = watches
 
     async def GetBudget(self, request: pb.GetBudgetRequest, context: grpc.aio.ServicerContext) -> pb.GetBudgetResponse:
         """The budget now."""
@@ -30,15 +32,16 @@ class BudgetService(budget_pb2_grpc.BudgetServiceServicer):
     async def WatchBudget(self, request: pb.WatchBudgetRequest, context: grpc.aio.ServicerContext) -> None:
         """The budget now and at each change, to the end of the server."""
         self._lifecycle.check_loaded()
-        interval_s = max(MIN_INTERVAL_S, request.min_interval_s or DEFAULT_INTERVAL_S)
+        interval_s = seconds_within(request.min_interval_s, MIN_INTERVAL_S, DEFAULT_INTERVAL_S)
         told = None
-        while True:
-            snapshot = self._engine.snapshot()
-            if snapshot != told:
-                await context.write(pb.WatchBudgetResponse(budget=_message(snapshot)))
-                told = snapshot
-            if await self._lifecycle.stopping(interval_s):
-                return
+        async with self._watches.open(context) as tell:
+            while True:
+                snapshot = self._engine.snapshot()
+                if snapshot != told:
+                    await tell(pb.WatchBudgetResponse(budget=_message(snapshot)))
+                    told = snapshot
+                if await self._lifecycle.stopping(interval_s):
+                    return
 
 
 def _message(snapshot: BudgetSnapshot) -> pb.Budget:

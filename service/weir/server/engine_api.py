@@ -8,8 +8,9 @@ from typing import Protocol
 
 from weir.engine.errors import EngineFailedError
 from weir.engine.queue_gate import Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, StepRecord
 from weir.engine.request import Event, GenerateRequest
+from weir.engine.unread import Meter
 
 
 class EventStream(Protocol):
@@ -38,6 +39,8 @@ class Engine(Protocol):
     """The engine as seen from the event loop: nothing here blocks."""
 
     on_step: list[Callable[[StepRecord], None]]
+    on_loading: list[Callable[[LoadStage], None]]
+    """Told how far loading is, until the engine is ready."""
     failed: asyncio.Future[EngineFailedError]
     """Done when the engine process has died."""
 
@@ -51,14 +54,26 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """What is served; known once ready."""
 
+    def check(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError for a request, yet without its prompt, that no prompt could make possible.
+
+        Asked before `reserve`, so that what can never run takes no room from what can.
+        """
+
     def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
         """Take room in the queue before a prompt is tokenised, so that a burst cannot overshoot the bound.
 
         Raises QueueFullError or UnavailableError.
         """
 
-    def submit(self, request: GenerateRequest, ticket: Ticket) -> EventStream:
-        """Queue a request; the ticket stays the caller's to release. Raises InvalidRequestError."""
+    def validate(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError for a request that can never be served."""
+
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> EventStream:
+        """Queue a valid request; the ticket stays the caller's to release. Raises EngineFailedError.
+
+        `meter` counts what the engine has made and the reader of the stream has not done with.
+        """
 
     def snapshot(self) -> BudgetSnapshot:
         """The KV budget and the queue now."""

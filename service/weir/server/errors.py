@@ -14,11 +14,13 @@ from google.rpc import code_pb2, error_details_pb2
 from google.rpc.status_pb2 import Status
 
 from weir.engine.errors import (
+    AnswerTooLargeError,
     CancelledError,
     DeadlineError,
     EngineFailedError,
     InvalidRequestError,
     QueueFullError,
+    SlowReaderError,
     UnavailableError,
     Violation,
 )
@@ -29,18 +31,23 @@ DOMAIN = "weir.v1.InferenceService"
 NEVER_RETRY_MS = -1
 # Another replica can answer at once, and this one comes back after a restart.
 ENGINE_FAILED_RETRY_S = 1.0
-# Trailers share HTTP/2's header limit (8 KiB by default), and text may grow threefold by percent-encoding.
-MAX_MESSAGE_CHARS = 400
-MAX_VIOLATION_CHARS = 200
-MAX_VIOLATIONS_BYTES = 3000
+# All trailers of a call share HTTP/2's header limit, 8 KiB by default. The message takes up to three times its bytes
+# (percent-encoding) and is in the details again; those grow by a third (base64). Together they stay below 5 KiB.
+MAX_MESSAGE_BYTES = 400
+MAX_VIOLATION_BYTES = 200
+MAX_VIOLATIONS_BYTES = 1600
 
 
 class StatusError(Exception):
     """A call failed for a reason that is no request's: an unknown health service, a wrong state for an operation."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(
+        self, code: grpc.StatusCode, message: str, reason: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,16 @@ def status_of(error: BaseException) -> ErrorStatus:
             return _deadline(error)
         case CancelledError():
             return _status(grpc.StatusCode.CANCELLED, str(error), [_error_info("CANCELLED")], NEVER_RETRY_MS)
+        case SlowReaderError():
+            info = _error_info("CLIENT_TOO_SLOW", held_bytes=error.held_bytes)
+            return _status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), [info], NEVER_RETRY_MS)
+        case AnswerTooLargeError():
+            info = _error_info(
+                "ANSWER_TOO_LARGE", answer_bytes=error.answer_bytes, max_message_bytes=error.max_message_bytes
+            )
+            return _status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), [info], NEVER_RETRY_MS)
         case StatusError():
-            return ErrorStatus(error.code, str(error))
+            return _other(error)
         case _:
             message = "internal error; the server's log has the details"
             return _status(grpc.StatusCode.INTERNAL, message, [_error_info("INTERNAL")], NEVER_RETRY_MS)
@@ -93,7 +108,7 @@ def _budget_exhausted(error: QueueFullError) -> ErrorStatus:
         queued_requests=error.queued_requests,
     )
     quota = error_details_pb2.QuotaFailure(
-        violations=[error_details_pb2.QuotaFailure.Violation(subject=error.subject, description=_cut(str(error)))]
+        violations=[error_details_pb2.QuotaFailure.Violation(subject=_cut(error.subject), description=_cut(str(error)))]
     )
     return _status(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -106,6 +121,14 @@ def _budget_exhausted(error: QueueFullError) -> ErrorStatus:
 def _invalid(error: InvalidRequestError) -> ErrorStatus:
     bad_request = error_details_pb2.BadRequest(field_violations=_bounded(error.violations))
     return _status(grpc.StatusCode.INVALID_ARGUMENT, str(error), [bad_request], NEVER_RETRY_MS)
+
+
+def _other(error: StatusError) -> ErrorStatus:
+    details: list[Message] = [] if error.reason is None else [_error_info(error.reason)]
+    if error.retry_after_s is None:
+        return _status(error.code, str(error), details, NEVER_RETRY_MS)
+    details.append(_retry_info(error.retry_after_s))
+    return _status(error.code, str(error), details, _milliseconds(error.retry_after_s))
 
 
 def _deadline(error: DeadlineError) -> ErrorStatus:
@@ -149,12 +172,16 @@ def _milliseconds(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1000))
 
 
-def _cut(text: str, limit: int = MAX_VIOLATION_CHARS) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _cut(text: str, max_bytes: int = MAX_VIOLATION_BYTES) -> str:
+    """`text` within so many bytes of UTF-8. It may be a client's, and megabytes long."""
+    encoded = text[:max_bytes].encode(errors="replace")
+    if len(encoded) <= max_bytes and len(text) <= max_bytes:
+        return text
+    return encoded[: max_bytes - len("…".encode())].decode(errors="ignore") + "…"
 
 
 def _status(code: grpc.StatusCode, message: str, details: list[Message], pushback_ms: int) -> ErrorStatus:
-    message = _cut(message, MAX_MESSAGE_CHARS)
+    message = _cut(message, MAX_MESSAGE_BYTES)
     packed = []
     for detail in details:
         item = AnyMessage()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from weir.server.engine_api import Engine
 from weir.server.errors import StatusError
 from weir.server.inference import SERVICE as INFERENCE_SERVICE
 from weir.server.lifecycle import Lifecycle, Phase
+from weir.server.pulse import Pulse
+from weir.server.watches import Watches
 
 LIVENESS_SERVICES = ("", "liveness")
 READINESS_SERVICES = ("readiness", INFERENCE_SERVICE)
@@ -24,10 +25,10 @@ _Status = health_pb2.HealthCheckResponse.ServingStatus
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """Answers from memory: no queue, no engine call, no wait."""
 
-    def __init__(self, engine: Engine, lifecycle: Lifecycle, stall_timeout_s: float) -> None:
-        self._engine = engine
+    def __init__(self, lifecycle: Lifecycle, pulse: Pulse, watches: Watches) -> None:
         self._lifecycle = lifecycle
-        self._stall_timeout_s = stall_timeout_s
+        self._pulse = pulse
+        self._watches = watches
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
@@ -41,15 +42,16 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
         """The status now and at each change, to the end of the server. An unknown service is told so, and may wait."""
         told = None
-        while True:
-            version = self._lifecycle.version
-            status = self.status(request.service)
-            if status != told:
-                await context.write(health_pb2.HealthCheckResponse(status=status))
-                told = status
-            if self._lifecycle.phase is Phase.STOPPING:
-                return
-            await self._lifecycle.changed(version, WATCH_INTERVAL_S)
+        async with self._watches.open(context) as tell:
+            while True:
+                version = self._lifecycle.version
+                status = self.status(request.service)
+                if status != told:
+                    await tell(health_pb2.HealthCheckResponse(status=status))
+                    told = status
+                if self._lifecycle.phase is Phase.STOPPING:
+                    return
+                await self._lifecycle.changed(version, WATCH_INTERVAL_S)
 
     async def List(
         self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext
@@ -73,7 +75,4 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return _Status.SERVING if serving else _Status.NOT_SERVING
 
     def _makes_progress(self) -> bool:
-        if not self._lifecycle.is_loaded or self._engine.failed.done():
-            return False
-        progress = self._engine.progress()
-        return not progress.busy or progress.step_age_s <= self._stall_timeout_s
+        return self._lifecycle.is_loaded and self._pulse.beats()

@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from weir.engine.errors import CancelledError, InvalidRequestError, RequestError, Violation
-
-MAX_ID_CHARS = 128
+from weir.server.metadata import MAX_ID_CHARS, is_valid_id
 
 
 class LiveRequest:
@@ -65,13 +64,13 @@ class LiveRequests:
         gateway repeats it when it retries, so a second live one gets a suffix. Raises InvalidRequestError.
         """
         if request_id:
-            if not _is_valid(request_id):
+            if not is_valid_id(request_id):
                 raise _violation(f"must be 1 to {MAX_ID_CHARS} printable ASCII characters")
             if request_id in self._by_id:
                 raise _violation("a live request already has this id")
             return LiveRequest(self, request_id, tenant)
         unique = uuid.uuid4().hex
-        if not header_id or not _is_valid(header_id):
+        if not header_id or not is_valid_id(header_id):
             return LiveRequest(self, unique, tenant)
         return LiveRequest(self, header_id if header_id not in self._by_id else f"{header_id}-{unique[:8]}", tenant)
 
@@ -105,10 +104,6 @@ class LiveRequests:
         del self._by_id[request.request_id]
         if not self._by_id:
             self._empty.set()
-
-
-def _is_valid(request_id: str) -> bool:
-    return 0 < len(request_id) <= MAX_ID_CHARS and request_id.isascii() and request_id.isprintable()
 
 
 def _violation(description: str) -> InvalidRequestError:

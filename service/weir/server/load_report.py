@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import Lifecycle
+from weir.server.watches import Watches, seconds_within
 
 TRAILER_KEY = "endpoint-load-metrics-bin"
 SERVICE = "xds.service.orca.v3.OpenRcaService"
@@ -19,7 +21,7 @@ SERVICE = "xds.service.orca.v3.OpenRcaService"
 MIN_UTILIZATION = 0.01
 MIN_RATE = 0.01
 RATE_WINDOW_S = 10.0
-MIN_INTERVAL_S = 0.1
+MIN_INTERVAL_S = 1.0
 DEFAULT_INTERVAL_S = 1.0
 
 
@@ -45,14 +47,23 @@ class RateMeter:
 class LoadReporter:
     """Makes the report from the engine's last snapshot; cheap enough for every RPC."""
 
-    def __init__(self, engine: Engine, lifecycle: Lifecycle) -> None:
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, watches: Watches) -> None:
         self._engine = engine
         self._lifecycle = lifecycle
+        self._watches = watches
         self._requests = RateMeter(RATE_WINDOW_S)
+        self._last_request_at = 0.0
 
     def count_request(self) -> None:
         """A generation arrived."""
         self._requests.add()
+        self._last_request_at = time.monotonic()
+
+    async def quiet(self, for_s: float, timeout_s: float) -> None:
+        """Wait until no generation has arrived for a while, at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while (wait_s := min(deadline, self._last_request_at + for_s) - time.monotonic()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(wait_s)
 
     def report(self) -> OrcaLoadReport:
         """The load now. Demand above what the KV pool holds makes the utilisation exceed 1."""
@@ -82,8 +93,11 @@ class LoadReporter:
         return grpc.method_handlers_generic_handler(SERVICE, {"StreamCoreMetrics": stream})
 
     async def _stream_core_metrics(self, request: OrcaLoadReportRequest, context: grpc.aio.ServicerContext) -> None:
-        asked_s = request.report_interval.ToTimedelta().total_seconds() or DEFAULT_INTERVAL_S
-        while True:
-            await context.write(self.report())
-            if await self._lifecycle.stopping(max(MIN_INTERVAL_S, asked_s)):
-                return
+        # Not by way of a timedelta: the seconds may be more than one holds.
+        asked_s = request.report_interval.seconds + request.report_interval.nanos * 1e-9
+        interval_s = seconds_within(asked_s, MIN_INTERVAL_S, DEFAULT_INTERVAL_S)
+        async with self._watches.open(context) as tell:
+            while True:
+                await tell(self.report())
+                if await self._lifecycle.stopping(interval_s):
+                    return

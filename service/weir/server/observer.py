@@ -23,11 +23,37 @@ class RequestObserver(Protocol):
         """The call ended with this gRPC status: `OK`, `CANCELLED`, `RESOURCE_EXHAUSTED`, ..., and the error if any."""
 
 
+class Output(Protocol):
+    """Output that waits for its readers."""
+
+    @property
+    def bytes(self) -> int:
+        """What all calls hold now."""
+
+
+class Credentials(Protocol):
+    """The files that say who may connect."""
+
+    @property
+    def tokens_unusable(self) -> bool:
+        """Whether the token file holds no token, or cannot be read."""
+
+    @property
+    def certificate_ends_unix_s(self) -> float:
+        """When the first certificate ends; 0 without TLS."""
+
+
 class Observer(Protocol):
     """Sees a server's life. `weir.telemetry.telemetry.Telemetry` is one."""
 
     async def start(self) -> int:
         """The engine process runs; nothing is served yet. The metrics port, 0 for none."""
+
+    def output(self, held: Output) -> None:
+        """Where to read how much output waits for its readers."""
+
+    def credentials(self, held: Credentials) -> None:
+        """Where to read whether the server's files of tokens and certificates are good."""
 
     def watch(self, engine: Engine, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:
         """The model is loaded."""
@@ -48,6 +74,12 @@ class NoObserver:
     async def start(self) -> int:
         """No port."""
         return 0
+
+    def output(self, held: Output) -> None:
+        """Ignored."""
+
+    def credentials(self, held: Credentials) -> None:
+        """Ignored."""
 
     def watch(self, engine: Engine, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:
         """Ignored."""

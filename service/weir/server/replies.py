@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 
+from weir.engine.errors import AnswerTooLargeError
 from weir.engine.request import Admitted, ChoiceFinish, Delta, Done, Event, FinishReason, GenerateRequest, TokenLogprobs
+from weir.server.answer_size import StreamPieces
 from weir.v1 import inference_pb2 as pb
 
 _REASONS = {
@@ -20,37 +23,66 @@ class StreamReply:
     costs tens of microseconds on both sides, and a one-token answer needs two of them, not three.
     """
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, pieces: StreamPieces) -> None:
         self._request_id = request.request_id
+        self._pieces = pieces
         self._unfinished = request.n
         self._held = pb.GenerateResponse()
 
-    def push(self, event: Event) -> pb.GenerateResponse | None:
-        """The message to send for an event, if it calls for one now."""
+    def push(self, event: Event) -> Iterator[pb.GenerateResponse]:
+        """The messages to send for an event; most call for one. Each is made when it is asked for."""
         match event:
             case Admitted():
-                return pb.GenerateResponse(started=_started(self._request_id, event))
+                yield pb.GenerateResponse(started=_started(self._request_id, event))
             case Delta():
-                message = pb.GenerateResponse(
-                    deltas=[_delta(event)], prompt_logprobs=_prompt_logprobs(event.prompt_logprobs or ())
-                )
+                *before, last = parts_of(event, self._pieces)
+                yield from map(_message, before)
                 self._unfinished -= event.finish is not None
                 if self._unfinished:
-                    return message
-                self._held = message
-                return None
+                    yield _message(last)
+                else:
+                    self._held = _message(last)
             case Done():
                 self._held.done.CopyFrom(pb.Done(usage=_usage(event), timings=_timings(event)))
-                return self._held
-            case _:
-                return None
+                yield self._held
+
+
+def parts_of(event: Delta, most: StreamPieces) -> list[Delta]:
+    """The delta, cut so that each part fits into a message; one part, unless it waited or scores a long prompt.
+
+    Prompt scores come first; all but the last part of them come alone.
+    """
+    scores = event.prompt_logprobs or ()
+    if len(event.token_ids) <= most.tokens and len(event.text) <= most.chars and len(scores) <= most.prompt_scores:
+        return [event]
+    empty = event._replace(token_ids=(), text="", logprobs=(), finish=None)
+    parts = [
+        empty._replace(prompt_logprobs=scores[start : start + most.prompt_scores])
+        for start in range(0, len(scores) - most.prompt_scores, most.prompt_scores)
+    ]
+    last_scores = scores[len(parts) * most.prompt_scores :]
+    count = max(1, math.ceil(len(event.token_ids) / most.tokens), math.ceil(len(event.text) / most.chars))
+    for part in range(count):
+        tokens = slice(part * most.tokens, (part + 1) * most.tokens)
+        parts.append(
+            event._replace(
+                token_ids=event.token_ids[tokens],
+                text=event.text[part * most.chars : (part + 1) * most.chars],
+                logprobs=event.logprobs[tokens],
+                prompt_logprobs=last_scores if part == 0 else (),
+                finish=event.finish if part == count - 1 else None,
+            )
+        )
+    return parts
 
 
 class UnaryReply:
-    """The one message of a Complete call, gathered."""
+    """The one message of a Complete call, gathered. Raises AnswerTooLargeError when it outgrows a message."""
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
         self._texts: list[list[str]] = [[] for _ in range(request.n)]
+        self._text_bytes = 0
         self.message = pb.CompleteResponse(
             request_id=request.request_id, choices=[pb.Choice() for _ in range(request.n)]
         )
@@ -65,6 +97,8 @@ class UnaryReply:
                 choice.token_ids.extend(event.token_ids)
                 choice.logprobs.extend(_logprob(item) for item in event.logprobs)
                 self._texts[event.choice].append(event.text)
+                self._text_bytes += len(event.text)
+                self._check(self._text_bytes)
                 self.message.prompt_logprobs.extend(_prompt_logprobs(event.prompt_logprobs or ()))
                 if event.finish is not None:
                     choice.finish.CopyFrom(_finish(event.finish))
@@ -73,6 +107,19 @@ class UnaryReply:
                     choice.text = "".join(texts)
                 self.message.usage.CopyFrom(_usage(event))
                 self.message.timings.CopyFrom(_timings(event))
+                self._check(self.message.ByteSize())
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_message_bytes:
+            raise AnswerTooLargeError(num_bytes, self._max_message_bytes)
+
+
+def _message(delta: Delta) -> pb.GenerateResponse:
+    says_something = delta.token_ids or delta.text or delta.finish is not None
+    return pb.GenerateResponse(
+        deltas=[_delta(delta)] if says_something else [],
+        prompt_logprobs=_prompt_logprobs(delta.prompt_logprobs or ()),
+    )
 
 
 def _started(request_id: str, event: Admitted) -> pb.Started:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from weir.engine.errors import InvalidRequestError, Violation
-from weir.server.errors import status_of
+from weir.engine.errors import AnswerTooLargeError, InvalidRequestError, Violation
+from weir.server.errors import StatusError, status_of
 from weir.server.load_report import LoadReporter
-from weir.server.metadata import REQUEST_ID_KEY
+from weir.server.messages import MessageParser
+from weir.server.metadata import REQUEST_ID_KEY, given_id
 
 # Probes and watches are no load.
 _INFERENCE_PREFIX = "/weir.v1.InferenceService/"
@@ -22,18 +23,16 @@ _INFERENCE_PREFIX = "/weir.v1.InferenceService/"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Malformed:
-    """Stands for a request that did not parse, until there is a context to refuse it through."""
-
-    reason: str
-
-
 class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handler of every method, once. Servicers raise; only this file aborts."""
 
-    def __init__(self, load: LoadReporter) -> None:
+    def __init__(
+        self, load: LoadReporter, parser: MessageParser, max_message_bytes: int, receive_timeout_s: float
+    ) -> None:
         self._load = load
+        self._parser = parser
+        self._max_message_bytes = max_message_bytes
+        self._receive_timeout_s = receive_timeout_s
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
 
     async def intercept_service(
@@ -54,40 +53,73 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         kind = ("stream" if handler.request_streaming else "unary") + "_"
         kind += "stream" if handler.response_streaming else "unary"
         method = getattr(handler, kind)
-        run = _stream_to_end if handler.response_streaming else _answer
+        run = _stream_to_end if handler.response_streaming else self._answer
         is_work = name.startswith(_INFERENCE_PREFIX)
-        # A stream of requests is parsed message by message inside the handler.
-        parse = handler.request_deserializer if handler.request_streaming else _parser(handler.request_deserializer)
+        deserialize, is_stream = handler.request_deserializer, handler.request_streaming
 
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            _echo_request_id(context)
+        async def call(requests: Any, context: grpc.aio.ServicerContext) -> Any:
+            _name(context, is_work)
             if is_work:
                 self._load.count_request()
             try:
-                if isinstance(request, _Malformed):
-                    raise InvalidRequestError((Violation("request", request.reason),))
+                request = requests
+                if not is_stream:
+                    request = await self._parser.parse(name, deserialize, await self._received(context))
                 response = await run(method, request, context)
             except grpc.aio.AbortError:
                 raise
+            except grpc.aio.BaseError as error:
+                # The call ended while something was sent or received: by its client, its deadline or its connection.
+                raise asyncio.CancelledError from error
             except Exception as error:
                 await self._abort(context, error)
                 raise
             context.set_trailing_metadata((*(context.trailing_metadata() or ()), self._load.trailer()))
             return response
 
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(call, request_deserializer=parse, response_serializer=handler.response_serializer)
+        # On the wire, a call with one request is a stream of one. Taken as a stream, its message is read here, where
+        # there is a limit on how long that takes, and parsed where there is one on its parts. A true stream of requests
+        # is parsed message by message inside the handler.
+        make = getattr(grpc, f"stream_{kind.partition('_')[2]}_rpc_method_handler")
+        return make(
+            call,
+            request_deserializer=deserialize if is_stream else None,
+            response_serializer=handler.response_serializer,
+        )
+
+    async def _received(self, context: grpc.aio.ServicerContext) -> bytes:
+        """The one request message, as it was sent.
+
+        Raises InvalidRequestError when there is none, and StatusError when it does not come in time.
+        """
+        try:
+            async with asyncio.timeout(self._receive_timeout_s):
+                request = await context.read()
+        except TimeoutError:
+            message = f"the request message did not come within {self._receive_timeout_s:g} s"
+            raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, message, reason="REQUEST_INCOMPLETE") from None
+        if request is grpc.aio.EOF:
+            raise InvalidRequestError((Violation("request", "the call has no message"),))
+        data: bytes = request
+        return data
+
+    async def _answer(self, method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> Any:
+        response = await method(request, context)
+        if (size := response.ByteSize()) > self._max_message_bytes:
+            raise AnswerTooLargeError(size, self._max_message_bytes)
+        return response
 
     async def _abort(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
         status = status_of(error)
         if status.code is grpc.StatusCode.INTERNAL:
             _log.error("a call failed by an internal error", exc_info=error)
         trailers = (*(context.trailing_metadata() or ()), *status.trailers, self._load.trailer())
-        await context.abort(status.code, status.message, trailers)
-
-
-async def _answer(method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> Any:
-    return await method(request, context)
+        try:
+            await context.abort(status.code, status.message, trailers)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError as over:
+            raise asyncio.CancelledError from over
 
 
 async def _stream_to_end(method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> None:
@@ -103,17 +135,8 @@ async def _stream_to_end(method: Callable[..., Any], request: Any, context: grpc
         await running
 
 
-def _parser(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def parse(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError as error:
-            return _Malformed(str(error))
-
-    return parse
-
-
-def _echo_request_id(context: grpc.aio.ServicerContext) -> None:
-    given = [(key, value) for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY]
-    if given:
-        context.set_trailing_metadata(tuple(given[:1]))
+def _name(context: grpc.aio.ServicerContext, always: bool) -> None:
+    """Let the trailers say which call this was, whatever becomes of it."""
+    request_id = given_id(context) or (uuid.uuid4().hex if always else "")
+    if request_id:
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import uvloop
 
 from weir.config import ConfigError, Settings
 from weir.engine.process import EngineClient
+from weir.exit_codes import OK
 from weir.models.check import check_model
 from weir.models.errors import ModelError
-from weir.models.tokenizer import Tokenizer as ModelTokenizer
-from weir.server.admin import check_address
 from weir.server.app import App
-from weir.server.prompts import NoTokenizer, Tokenizer
+from weir.server.checks import check_server
+from weir.server.prompts import NoTokenizer
 from weir.server.scheduling import patient_threads
+from weir.server.signals import StopSignals, end_within
+from weir.server.tokenizer_pool import TokenizerPool
 from weir.telemetry.telemetry import Telemetry
+
+# What a process gets that was asked to end twice: to send the last statuses, and to kill its engine.
+ASKED_TWICE_S = 2.0
+# For threads that still work on what nobody waits for any more, such as a long prompt's tokens.
+LAST_THREADS_S = 1.0
 
 
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError for settings that cannot work."""
-    check_address(settings.server.admin_address)
+    check_server(settings.server)
     check_folder(settings)
     return uvloop.run(_serve(settings))
 
@@ -34,19 +42,29 @@ def check_folder(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> int:
+    # Before there is another process, which this one must not leave behind.
+    signals = StopSignals(asyncio.get_running_loop(), lambda: end_within(ASKED_TWICE_S, OK))
     model = settings.model
     observer = Telemetry(settings, model.served_model_name or Path(model.model).name)
-    engine = EngineClient(settings)
+    engine, tokenizer = EngineClient(settings), make_tokenizer(settings)
     # gRPC must not exist yet in a process that starts another one.
     engine.start()
-    with patient_threads():
-        app = App(settings, engine, lambda: load_tokenizer(settings), observer)
-    return await app.run()
+    tokenizer.start()
+    try:
+        with patient_threads():
+            app = App(settings, engine, tokenizer, observer)
+    except BaseException:
+        tokenizer.close()
+        await engine.stop(0.0)
+        raise
+    exit_code = await app.run(signals)
+    end_within(LAST_THREADS_S, exit_code)
+    return exit_code
 
 
-def load_tokenizer(settings: Settings) -> Tokenizer:
-    """The model folder's tokenizer. Raises ModelError."""
+def make_tokenizer(settings: Settings) -> TokenizerPool | NoTokenizer:
+    """The tokenizer of the model folder, which need not have one for random weights."""
     folder = Path(settings.model.model)
     if settings.model.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         return NoTokenizer()
-    return ModelTokenizer(folder)
+    return TokenizerPool(folder, settings.server)

@@ -12,18 +12,23 @@ from grpc_reflection.v1alpha import reflection
 from weir.config import Settings
 from weir.server import budget, inference, load_report
 from weir.server.admin import AdminService
+from weir.server.backlog import Backlogs
 from weir.server.budget import BudgetService
 from weir.server.engine_api import Engine
 from weir.server.health import HealthService
 from weir.server.inference import InferenceService
 from weir.server.lifecycle import Lifecycle
+from weir.server.limits import MessageLimits
 from weir.server.live import LiveRequests
 from weir.server.load_report import LoadReporter
+from weir.server.messages import MessageParser
 from weir.server.observer import Observer
 from weir.server.options import server_options
 from weir.server.prompts import PromptEncoder
+from weir.server.pulse import Pulse
 from weir.server.rpc import RpcInterceptor
-from weir.server.security import token_interceptors
+from weir.server.security import Credentials, token_interceptors
+from weir.server.watches import MAX_PER_CONNECTION, Watches
 from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
 
 REFLECTED = (
@@ -31,7 +36,6 @@ REFLECTED = (
     budget.SERVICE,
     load_report.SERVICE,
     "grpc.health.v1.Health",
-    "grpc.channelz.v1.Channelz",
     reflection.SERVICE_NAME,
 )
 
@@ -46,24 +50,33 @@ class Services:
         lifecycle: Lifecycle,
         live: LiveRequests,
         prompts: Callable[[], PromptEncoder],
+        limits: Callable[[], MessageLimits | None],
         observer: Observer,
+        backlogs: Backlogs,
+        max_connections: int,
     ) -> None:
-        self._settings = settings
-        self._load = LoadReporter(engine, lifecycle)
-        self._inference = InferenceService(engine, prompts, lifecycle, live, observer)
-        self._budget = BudgetService(engine, lifecycle)
-        self._health = HealthService(engine, lifecycle, settings.engine.stall_timeout_s)
-        self._admin = AdminService(engine, lifecycle, live)
+        self._settings = settings.server
+        self.credentials = Credentials()
+        self._max_connections = max_connections
+        self._limits = limits
+        pulse = Pulse(engine, settings.engine.stall_timeout_s)
+        watches = Watches(backlogs, self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
+        self.load = LoadReporter(engine, lifecycle, watches)
+        self._inference = InferenceService(
+            engine, prompts, lifecycle, live, observer, pulse, backlogs, self._settings.max_message_bytes
+        )
+        self._budget = BudgetService(engine, lifecycle, watches)
+        self._health = HealthService(lifecycle, pulse, Watches(backlogs, self._settings.unread_timeout_s))
+        self._admin = AdminService(engine, lifecycle, live, pulse)
 
     def public(self) -> grpc.aio.Server:
         """Everything that clients, balancers and tools use."""
         # Tokens first: what they refuse must not reach the handlers.
-        server = self._server(*token_interceptors(self._settings.server))
+        server = self._server(*token_interceptors(self._settings, self.credentials))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        server.add_generic_rpc_handlers((self._load.handler(),))
-        channelz.add_channelz_servicer(server)
+        server.add_generic_rpc_handlers((self.load.handler(),))
         reflection.enable_server_reflection(REFLECTED, server)
         return server
 
@@ -73,6 +86,8 @@ class Services:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        # It names every client by its address.
+        channelz.add_channelz_servicer(server)
         return server
 
     def probes(self) -> grpc.aio.Server:
@@ -82,5 +97,7 @@ class Services:
         return server
 
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
-        interceptors = [*first, RpcInterceptor(self._load)]
-        return grpc.aio.server(interceptors=interceptors, options=server_options(self._settings.server))
+        settings = self._settings
+        parser = MessageParser(self._limits)
+        rpc = RpcInterceptor(self.load, parser, settings.max_message_bytes, settings.receive_timeout_s)
+        return grpc.aio.server(interceptors=[*first, rpc], options=server_options(settings, self._max_connections))

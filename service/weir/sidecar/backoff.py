@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 FIRST_S = 1.0
 MOST_S = 60.0
-# A permission that is missing comes back with a change of RBAC, not by asking often.
-DENIED_S = 300.0
 
 
 class Backoff:
@@ -23,9 +21,9 @@ class Backoff:
         """Whether it is time to try."""
         return now >= self.until
 
-    def failed(self, now: float, at_least_s: float = 0.0) -> float:
-        """Count a fault; the seconds to wait."""
-        full = min(MOST_S, FIRST_S * 2.0 ** min(self._faults, 10))
+    def failed(self, now: float, at_least_s: float = 0.0, most_s: float = MOST_S) -> float:
+        """Count a fault; the seconds to wait, `most_s` at most unless the server asked for more."""
+        full = min(most_s, FIRST_S * 2.0 ** min(self._faults, 10))
         self._faults += 1
         wait = max(at_least_s, full * (0.5 + 0.5 * self._draw()))
         self.until = now + wait

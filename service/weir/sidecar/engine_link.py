@@ -18,7 +18,6 @@ class EngineView:
     running: int
     queued: int
     kv_total_tokens: int
-    kv_used_tokens: int
     kv_cached_tokens: int
     estimated_wait_s: float
 
@@ -26,11 +25,6 @@ class EngineView:
     def in_flight(self) -> int:
         """Requests that would be lost with the pod."""
         return self.running + self.queued
-
-    @property
-    def used_share(self) -> float:
-        """Share of the pool that requests hold, 0 to 1."""
-        return self.kv_used_tokens / self.kv_total_tokens if self.kv_total_tokens else 0.0
 
     @property
     def cached_share(self) -> float:
@@ -44,6 +38,8 @@ class EngineLink:
     def __init__(self, address: str) -> None:
         # The engine comes and goes behind the socket; find it again within two seconds.
         options = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000)]
+        # It is in this pod, and no proxy can reach it.
+        options.append(("grpc.enable_http_proxy", 0))
         self._channel = grpc.insecure_channel(address, options=options)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._budget = budget_pb2_grpc.BudgetServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -59,7 +55,6 @@ class EngineLink:
             running=budget.running_requests,
             queued=budget.queued_requests,
             kv_total_tokens=budget.kv_total_tokens,
-            kv_used_tokens=budget.kv_used_tokens,
             kv_cached_tokens=budget.kv_cached_tokens,
             estimated_wait_s=budget.estimated_wait_s,
         )

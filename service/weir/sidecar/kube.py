@@ -1,27 +1,27 @@
-"""The own pod through the Kubernetes API: the official client, a timeout on every call, one kind of exception."""
+"""The own pod through the Kubernetes API: two kinds of requests, and one kind of exception."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import enum
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import urllib3
-from kubernetes import client, watch
-from kubernetes.client.exceptions import OpenApiException
-from kubernetes.config import ConfigException
-from kubernetes.config.incluster_config import InClusterConfigLoader
+from kubernetes.config.config_exception import ConfigException
 
+from weir.sidecar.connection import Answer, Connection, Request
 from weir.sidecar.metrics import SidecarMetrics
 from weir.sidecar.settings import PodIdentity
 
-TOKEN_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 APPLY = "application/apply-patch+yaml"
+READ_TIMEOUT_S = 10.0
+# However long the server asks to be left alone.
+LONGEST_RETRY_AFTER_S = 300.0
 
 
 class FaultKind(enum.Enum):
@@ -34,6 +34,7 @@ class FaultKind(enum.Enum):
     MISSING = "missing"
     INVALID = "invalid"
     BUSY = "busy"
+    FAILING = "failing"
     UNREACHABLE = "unreachable"
 
 
@@ -59,66 +60,52 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds for a connection, for the next byte of an answer, and for one watch."""
-
-    connect_s: float = 3.0
-    read_s: float = 10.0
-    watch_s: int = 300
-
-
-@dataclass(frozen=True, slots=True)
 class PodView:
-    """What matters of the own pod."""
+    """What matters of the own pod: its annotations, and the status of its conditions by their type."""
 
-    resource_version: str
     owner_kinds: tuple[str, ...]
     deleting: bool
+    annotations: Mapping[str, str]
+    conditions: Mapping[str, str]
 
     @staticmethod
-    def of(pod: Mapping[str, Any]) -> PodView:
+    def of(pod: Mapping[str, Any], deleted: bool = False) -> PodView:
         """From the API's JSON."""
         metadata = pod.get("metadata") or {}
-        owners = metadata.get("ownerReferences") or []
+        conditions = (pod.get("status") or {}).get("conditions") or []
         return PodView(
-            resource_version=str(metadata.get("resourceVersion", "")),
-            owner_kinds=tuple(str(owner.get("kind")) for owner in owners),
-            deleting=metadata.get("deletionTimestamp") is not None,
+            owner_kinds=tuple(str(owner.get("kind")) for owner in metadata.get("ownerReferences") or []),
+            deleting=deleted or metadata.get("deletionTimestamp") is not None,
+            annotations=dict(metadata.get("annotations") or {}),
+            conditions={str(c.get("type")): str(c.get("status")) for c in conditions},
         )
 
 
 class PodApi:
-    """Reads, watches and patches one pod. Raises ApiError, and nothing else, from every method."""
+    """Watches and patches one pod. Raises ApiError, and nothing else, from every method.
+
+    All patches go to one resource, so that a Role needs to allow no more: the pod, or its status where conditions are
+    kept. The status takes annotations too, and through it nobody can change what a pod runs.
+    """
 
     def __init__(
         self,
         identity: PodIdentity,
+        connection: Connection,
         metrics: SidecarMetrics,
-        timeouts: Timeouts | None = None,
-        token_folder: Path = TOKEN_FOLDER,
-        env: Mapping[str, str] | None = None,
+        through_status: bool,
+        read_timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
         self._identity = identity
+        self._connection = connection
         self._metrics = metrics
-        self._timeouts = timeouts or Timeouts()
-        self._loader = InClusterConfigLoader(
-            token_filename=str(token_folder / "token"),
-            cert_filename=str(token_folder / "ca.crt"),
-            environ=os.environ if env is None else env,
-        )
-        self._core: client.CoreV1Api | None = None
-
-    def get(self) -> PodView:
-        """The pod now."""
-        return PodView.of(self._call("get", lambda core, pod: core.read_namespaced_pod(**pod, **self._raw())))
+        self._read_timeout_s = read_timeout_s
+        self._pods = f"/api/v1/namespaces/{quote(identity.namespace, safe='')}/pods"
+        self._patched = f"{self._pods}/{quote(identity.name, safe='')}" + ("/status" if through_status else "")
 
     def apply_annotation(self, key: str, value: str, manager: str) -> None:
         """Set one annotation by server-side apply, without force: CONFLICT when another manager owns it."""
-        body = self._body({"annotations": {key: value}})
-        self._call(
-            "patch",
-            lambda core, pod: core.patch_namespaced_pod(**pod, body=body, **self._apply(manager), **self._raw()),
-        )
+        self._apply({"annotations": {key: value}}, {}, manager)
 
     def apply_condition(self, kind: str, is_true: bool, reason: str, manager: str) -> None:
         """Set one condition of the pod's status by server-side apply."""
@@ -128,94 +115,85 @@ class PodApi:
             "reason": reason,
             "lastTransitionTime": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        body = self._body({}) | {"status": {"conditions": [condition]}}
-        self._call(
-            "patch",
-            lambda core, pod: core.patch_namespaced_pod_status(**pod, body=body, **self._apply(manager), **self._raw()),
-        )
+        self._apply({}, {"status": {"conditions": [condition]}}, manager)
 
-    def watch(self, resource_version: str) -> Iterator[PodView]:
-        """The pod at each change after `resource_version`, until the API server ends the watch. GONE: get it again."""
-        limit_s = self._timeouts.watch_s
+    def watch(self, limit_s: int) -> Iterator[PodView | None]:
+        """The pod as it is, and at each change, for `limit_s` at most; None is a sign of life.
+
+        From version "0", whatever state the server has: it comes first, so nothing has to be read before. The pod's
+        own version would be the wrong one to begin at: a pod that rests keeps it while the server forgets it.
+        """
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={self._identity.name}",
+            "resourceVersion": "0",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(limit_s),
+        }
         try:
-            events = watch.Watch(return_type="object").stream(
-                self._connected().list_namespaced_pod,
-                self._identity.namespace,
-                field_selector=f"metadata.name={self._identity.name}",
-                resource_version=resource_version,
-                timeout_seconds=limit_s,
-                # The server ends the watch; a server that hangs is given up on soon after.
-                _request_timeout=(self._timeouts.connect_s, limit_s + self._timeouts.read_s),
-            )
-            for event in events:
-                if event["type"] != "BOOKMARK":
-                    yield PodView.of(event["raw_object"])
+            # The server ends the watch; one that hangs is given up on soon after.
+            request = Request("GET", self._pods, query, limit_s + self._read_timeout_s)
+            with contextlib.closing(self._connection.send(request)) as answer:
+                _check(answer)
+                for line in answer:
+                    yield self._view_of(json.loads(line))
         except Exception as error:
             raise self._fault("watch", error) from error
         self._metrics.count_call("watch", "ok")
 
     def forget_token(self) -> None:
-        """Read the token file before the next call, not a minute after the last time."""
-        self._loader.token_expires_at = datetime.datetime.min
+        """Read the token again before the next call."""
+        self._connection.forget_token()
 
-    def _call(self, verb: str, call: Callable[[client.CoreV1Api, dict[str, str]], Any]) -> dict[str, Any]:
-        pod = {"name": self._identity.name, "namespace": self._identity.namespace}
-        try:
-            response = call(self._connected(), pod)
-            body = response.data
-            if not 200 <= response.status <= 299:
-                raise _fault_of_status(response.status, body, response.headers)
-            answer: dict[str, Any] = json.loads(body)
-        except Exception as error:
-            raise self._fault(verb, error) from error
-        self._metrics.count_call(verb, "ok")
-        return answer
-
-    def _connected(self) -> client.CoreV1Api:
-        if self._core is None:
-            configuration = client.Configuration()
-            self._loader.load_and_set(configuration)
-            # Retries are the caller's, who paces them.
-            configuration.retries = False
-            self._core = client.CoreV1Api(client.ApiClient(configuration))
-        return self._core
-
-    def _raw(self) -> dict[str, Any]:
-        # The raw answer: a pod of a newer API server must not fail in this client's models.
-        return {"_preload_content": False, "_request_timeout": (self._timeouts.connect_s, self._timeouts.read_s)}
-
-    def _body(self, metadata: dict[str, Any]) -> dict[str, Any]:
+    def _apply(self, metadata: dict[str, Any], rest: dict[str, Any], manager: str) -> None:
         # With the uid, an apply that finds another pod of this name, or none, fails and creates nothing.
         own = {"name": self._identity.name, "namespace": self._identity.namespace, "uid": self._identity.uid}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": own | metadata}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": own | metadata} | rest
+        query = {"fieldManager": manager, "force": "false"}
+        request = Request("PATCH", self._patched, query, self._read_timeout_s, json.dumps(body).encode(), APPLY)
+        try:
+            with contextlib.closing(self._connection.send(request)) as answer:
+                _check(answer)
+                json.loads(answer.data)
+        except Exception as error:
+            raise self._fault("patch", error) from error
+        self._metrics.count_call("patch", "ok")
 
-    @staticmethod
-    def _apply(manager: str) -> dict[str, Any]:
-        return {"field_manager": manager, "force": False, "_content_type": APPLY}
+    def _view_of(self, event: dict[str, Any]) -> PodView | None:
+        kind, thing = event["type"], event["object"]
+        if kind == "ERROR":
+            raise _fault_of(int(thing.get("code", 500)), str(thing.get("message")), {})
+        # A later pod of the same name is another pod.
+        is_own = kind != "BOOKMARK" and thing["metadata"].get("uid") == self._identity.uid
+        return PodView.of(thing, kind == "DELETED") if is_own else None
 
     def _fault(self, verb: str, error: Exception) -> ApiError:
         fault = error if isinstance(error, ApiError) else _fault_of_exception(error)
         if fault.kind is FaultKind.UNREACHABLE:
-            # The next call begins afresh: with new connections, and with the CA and the token that are there then.
-            self._core = None
+            self._connection.reset()
         self._metrics.count_call(verb, fault.kind.value)
         return fault
 
 
-def _fault_of_status(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
-    kind = KIND_OF_STATUS.get(status, FaultKind.BUSY if status >= 500 else FaultKind.INVALID)
+def _check(answer: Answer) -> None:
+    if 200 <= answer.status <= 299:
+        return
+    body = answer.data
     try:
         message = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         message = body[:200].decode(errors="replace")
+    raise _fault_of(answer.status, message, answer.headers)
+
+
+def _fault_of(status: int, message: str, headers: Mapping[str, str]) -> ApiError:
+    kind = KIND_OF_STATUS.get(status, FaultKind.FAILING if status >= 500 else FaultKind.INVALID)
     return ApiError(kind, f"{status}: {message}", _seconds(headers.get("Retry-After")))
 
 
 def _fault_of_exception(error: Exception) -> ApiError:
     match error:
-        case client.ApiException(status=int(status)) if status:
-            return _fault_of_status(status, (error.body or error.reason or "").encode(), error.headers or {})
-        case urllib3.exceptions.HTTPError() | OSError() | OpenApiException() | ConfigException():
+        case urllib3.exceptions.HTTPError() | OSError() | ConfigException():
             return ApiError(FaultKind.UNREACHABLE, f"{type(error).__name__}: {error}")
         case _:
             # Whatever else an answer can do to a client: it counts as no answer.
@@ -224,6 +202,6 @@ def _fault_of_exception(error: Exception) -> ApiError:
 
 def _seconds(text: str | None) -> float:
     try:
-        return min(300.0, max(0.0, float(text or 0)))
+        return min(LONGEST_RETRY_AFTER_S, max(0.0, float(text or 0)))
     except ValueError:
         return 0.0

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from weir.sidecar.engine_link import EngineView
 
-KV_LEVELS = ("low", "medium", "high", "full")
 # A request in flight outweighs any amount of warm cache: one level of it is worth more than all levels of warmth.
 IN_FLIGHT_WEIGHT = 100
 
@@ -45,14 +44,3 @@ class DeletionCost:
     def update(self, view: EngineView) -> int:
         """The cost now: 0 for an idle, cold pod, at most 804."""
         return self._in_flight.update(view.in_flight) * IN_FLIGHT_WEIGHT + self._warmth.update(view.cached_share)
-
-
-class KvLevel:
-    """How full the KV pool is, in a word."""
-
-    def __init__(self) -> None:
-        self._levels = Levels((0.5, 0.8, 0.95), slack=0.1)
-
-    def update(self, view: EngineView) -> str:
-        """One of KV_LEVELS."""
-        return KV_LEVELS[self._levels.update(view.used_share)]

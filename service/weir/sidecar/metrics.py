@@ -6,12 +6,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from weir.sidecar.engine_link import EngineView
 
-FAULTS = ("unauthorized", "denied", "conflict", "gone", "missing", "invalid", "busy", "unreachable")
-FIELDS = ("deletion_cost", "kv_level", "drain", "kv_ready")
+FAULTS = ("unauthorized", "denied", "conflict", "gone", "missing", "invalid", "busy", "failing", "unreachable")
+FIELDS = ("deletion_cost", "kv_ready")
 
 
 class SidecarMetrics:
-    """All series exist, at 0, from the first scrape."""
+    """All series exist from the first scrape, at the value that says nothing happened yet."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -30,6 +30,12 @@ class SidecarMetrics:
         self.deletion_cost = Gauge(
             "weir_sidecar_deletion_cost", "What the pod's deletion costs, as last decided.", registry=self.registry
         )
+        self.gate_open = Gauge(
+            "weir_sidecar_gate_open",
+            "0 while the readiness gate is closed, as last decided; 1 where there is none.",
+            registry=self.registry,
+        )
+        self.gate_open.set(1)
         self.draining = Gauge("weir_sidecar_draining", "1 from the end of the pod's life.", registry=self.registry)
         self.drain_seconds = Gauge(
             "weir_sidecar_drain_seconds", "How long the drain took; 0 before.", registry=self.registry

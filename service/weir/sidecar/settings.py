@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from weir.config import ConfigError, Seconds, public_name
+from weir.config import ConfigError, Seconds, is_service_link, public_name, refuse_unknown
 
 ENV_PREFIX = "WEIR_SIDECAR_"
 
@@ -21,14 +21,12 @@ class SidecarSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     admin_address: str = Field("127.0.0.1:50052", description="the engine's admin service: HOST:PORT or unix:/path")
-    host: str = Field("0.0.0.0", description="address of the metrics and health port")
+    host: str = Field("::", description="address of the metrics and health port; :: is every one, of IPv4 too")
     port: int = Field(9091, ge=0, le=65535, description="port of metrics and health; 0 picks a free one")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line to log")
     interval_s: Seconds = Field(2.0, gt=0, description="how often to look at the engine")
     deletion_cost: bool = Field(True, description="keep the annotation controller.kubernetes.io/pod-deletion-cost")
     deletion_cost_interval_s: Seconds = Field(60.0, description="shortest time between two writes of it")
-    kv_level: bool = Field(True, description="keep the annotation weir.inference/kv-level")
-    kv_level_interval_s: Seconds = Field(60.0, description="shortest time between two writes of it")
     readiness_gate: bool = Field(False, description="keep the condition weir.inference/kv-ready")
     gate_max_wait_s: Seconds = Field(30.0, gt=0, description="estimated wait above which the gate closes")
     gate_max_closed_s: Seconds = Field(120.0, description="longest time the gate stays closed")
@@ -69,9 +67,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def load(flags: argparse.Namespace | None = None, env: Mapping[str, str] | None = None) -> SidecarSettings:
     """Flags over environment over defaults. Raises ConfigError that names every setting that is wrong."""
     env = os.environ if env is None else env
+    env = {name: value for name, value in env.items() if name.startswith(ENV_PREFIX)}
+    env = {name: value for name, value in env.items() if not is_service_link(name, value)}
+    variables = {name: ENV_PREFIX + public_name(name).upper() for name in SidecarSettings.model_fields}
+    refuse_unknown(env, variables.values())
     values: dict[str, object] = {}
-    for name in SidecarSettings.model_fields:
-        variable = ENV_PREFIX + public_name(name).upper()
+    for name, variable in variables.items():
         if variable in env:
             values[name] = env[variable]
         if flags is not None and getattr(flags, name, None) is not None:

@@ -8,24 +8,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from weir.listening import listening_socket
+
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_CONNECTIONS = 64
+# From the connection, or the first byte after a pause, to the end of the request's head; and between requests.
+HEAD_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 120.0
 
 Render = Callable[[str], tuple[bytes, str]]
 
 
 class MetricsServer:
-    """Serves `render(accept) -> (body, content type)` to any number of scrapers that keep their connection."""
+    """Serves `render(accept) -> (body, content type)` to scrapers that keep their connection.
+
+    When there are too many, the one that was served longest ago makes room: connections that ask for nothing cannot
+    keep a scraper out.
+    """
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}  # in the order of their last request
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port, which is a free one for `port` 0. Raises OSError when it is taken."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_REQUEST_BYTES)
+        listener = listening_socket(host, port)
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=MAX_REQUEST_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -42,29 +51,31 @@ class MetricsServer:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._connections[task] = None
+        if len(self._connections) > MAX_CONNECTIONS:
+            longest_idle = next(iter(self._connections))
+            del self._connections[longest_idle]
+            longest_idle.cancel()
         try:
-            if len(self._connections) > MAX_CONNECTIONS:
-                await _respond(writer, HTTPStatus.SERVICE_UNAVAILABLE, close=True)
-            else:
-                await self._serve(reader, writer)
+            await self._serve(task, reader, writer)
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-            pass  # the scraper went away
+            pass  # the scraper went away, or never asked
         except asyncio.CancelledError:
-            # Raised by stop() alone; asyncio would log a cancelled connection handler as an error.
+            # Raised here alone, or by stop(); asyncio would log a cancelled connection handler as an error.
             pass
         finally:
-            self._connections.discard(task)
+            self._connections.pop(task, None)
             writer.close()
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        keep_alive = True
+    async def _serve(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        keep_alive, pause_s = True, 0.0
         while keep_alive:
             try:
-                async with asyncio.timeout(IDLE_TIMEOUT_S):
-                    head = await reader.readuntil(b"\r\n\r\n")
+                head = await _head(reader, pause_s)
             except asyncio.LimitOverrunError:
                 return await _respond(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, close=True)
             request = _parse(head)
@@ -73,7 +84,9 @@ class MetricsServer:
             if request.method not in ("GET", "HEAD"):
                 # The body of another method is not read, so the connection cannot go on.
                 return await _respond(writer, HTTPStatus.METHOD_NOT_ALLOWED, close=True)
-            keep_alive = request.keep_alive
+            keep_alive, pause_s = request.keep_alive, IDLE_TIMEOUT_S
+            self._connections.pop(task, None)
+            self._connections[task] = None
             bare = request.method == "HEAD"
             if request.path != "/metrics":
                 await _respond(writer, HTTPStatus.NOT_FOUND, not keep_alive, bare=bare)
@@ -89,6 +102,16 @@ class _Request:
     path: str
     accept: str
     keep_alive: bool
+
+
+async def _head(reader: asyncio.StreamReader, pause_s: float) -> bytes:
+    """The next request's lines, after a pause of so long at most. Raises TimeoutError."""
+    first = b""
+    if pause_s:
+        async with asyncio.timeout(pause_s):
+            first = await reader.readexactly(1)
+    async with asyncio.timeout(HEAD_TIMEOUT_S):
+        return first + await reader.readuntil(b"\r\n\r\n")
 
 
 def _parse(head: bytes) -> _Request | None:

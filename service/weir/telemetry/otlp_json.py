@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -26,7 +28,7 @@ class JsonLinesExporter(SpanExporter):
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._file = path.open("ab")
+        self._file = open_to_append(path)
         self._is_regular = path.is_file()  # a pipe or a terminal has no size
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -41,12 +43,34 @@ class JsonLinesExporter(SpanExporter):
     def _rotate(self) -> None:
         with suppress(FileNotFoundError):  # somebody else has moved it away
             self._path.replace(self._path.with_name(self._path.name + ".1"))
-        full, self._file = self._file, self._path.open("ab")
+        full, self._file = self._file, open_to_append(self._path)
         full.close()
 
     def shutdown(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def check_appendable(path: Path) -> None:
+    """Raise the OSError that an exporter to this file would, and change nothing."""
+    if path.exists():
+        open_to_append(path).close()
+    elif not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "no file can be made in", str(path.parent))
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """The file, made if need be. Raises OSError, also for a pipe that nobody reads, which would hold up the start."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "nobody reads this pipe", str(path)) from None
+        raise
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "ab")
 
 
 def _request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from weir.engine.errors import (
     InvalidRequestError,
     QueueFullError,
     RequestError,
+    SlowReaderError,
     UnavailableError,
 )
 
@@ -27,7 +28,7 @@ SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INT
 # Why a request was not admitted: the closed set of the `reason` label.
 REJECTIONS = (
     "queue_full", "tenant_quota", "invalid_request", "draining", "model_loading", "deadline", "cancelled",
-    "engine_failed", "other",
+    "engine_failed", "engine_stalled", "output_buffer_full", "slow_reader", "other",
 )  # fmt: skip
 
 
@@ -60,6 +61,12 @@ class Outcome:
                 return "draining"
             case UnavailableError(reason="MODEL_LOADING"):
                 return "model_loading"
+            case UnavailableError(reason="ENGINE_STALLED"):
+                return "engine_stalled"
+            case UnavailableError(reason="OUTPUT_BUFFER_FULL"):
+                return "output_buffer_full"
+            case SlowReaderError():
+                return "slow_reader"
             case DeadlineError():
                 return "deadline"
             case CancelledError():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
+from weir.engine.errors import SlowReaderError
 from weir.telemetry import buckets
 from weir.telemetry.outcome import REJECTIONS, STATUS_CODES, Outcome
 from weir.telemetry.series import (
@@ -22,6 +24,13 @@ FINISH_REASONS = ("stop", "length", "abort")
 DEFAULT_TENANT = "default"
 
 
+class OutputView(Protocol):
+    """What a scrape reads of the output that waits for its readers."""
+
+    @property
+    def bytes(self) -> int: ...
+
+
 class RequestMetrics:
     """The instruments that a request adds to as it goes through its states.
 
@@ -34,6 +43,8 @@ class RequestMetrics:
         self.tenant_prompt_tokens = counter_set(names)
         self.tenant_output_tokens = counter_set(names)
         self.active = 0
+        self.output: OutputView | None = None
+        self.slow_readers = Counter()
         self.requests = counter_set(STATUS_CODES)
         self.admitted = Counter()
         self.rejected = counter_set(REJECTIONS)
@@ -66,6 +77,8 @@ class RequestMetrics:
             self.cancellations[state].add()
         if not was_admitted:
             self.rejected[outcome.rejection].add()
+        if isinstance(outcome.error, SlowReaderError):
+            self.slow_readers.add()
         if not outcome.ok:
             self.finished_choices["abort"].add()
 
@@ -79,6 +92,12 @@ class RequestMetrics:
         ]
         return [
             gauge("weir_active_requests", "Requests between their arrival and their last byte.", lambda: self.active),
+            gauge(
+                "weir_output_buffer_bytes",
+                "Output that waits for its readers, about, in memory.",
+                lambda: self.output.bytes if self.output is not None else 0,
+            ),
+            counter("weir_slow_readers_total", "Calls ended because nobody read them.", self.slow_readers),
             counters("weir_requests_total", "Requests by final gRPC status.", "status", self.requests),
             decisions,
             counters("weir_cancellations_total", "Cancelled requests by state.", "state", self.cancellations),

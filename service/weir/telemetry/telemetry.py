@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from weir.config import Settings
 from weir.engine.records import EngineInfo, StepRecord
+from weir.telemetry.credential_metrics import CredentialsView
 from weir.telemetry.engine_metrics import EngineView
 from weir.telemetry.logging import current_span
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.metrics_server import MetricsServer
+from weir.telemetry.request_metrics import OutputView
 from weir.telemetry.request_observer import RequestTelemetry
 from weir.telemetry.tracing import SHUTDOWN_TIMEOUT_S, Tracing
 
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """Implements the server's Observer. Raises ConfigError for OTEL_* variables that name something unknown."""
+    """Implements the server's Observer. Raises ConfigError for a trace file or endpoint that cannot be used."""
 
     def __init__(self, settings: Settings, model_name: str) -> None:
         self.metrics = Metrics(model_name, settings.telemetry.vllm_metrics, settings.engine.tenants)
@@ -31,12 +33,20 @@ class Telemetry:
     async def start(self) -> int:
         """Open the metrics port and start exporting; the port. Call once the engine process has been spawned.
 
-        Raises OSError when the port is taken or the trace file cannot be written.
+        Raises OSError when the port is taken.
         """
         self.tracing.start()
         port = await self._port.start(*self._address)
         logger.info("metrics are served", extra={"port": port, "tracing": self.tracing.active})
         return port
+
+    def output(self, held: OutputView) -> None:
+        """Show how much output waits for its readers."""
+        self.metrics.requests.output = held
+
+    def credentials(self, held: CredentialsView) -> None:
+        """Show whether the server's files of tokens and certificates are good."""
+        self.metrics.credentials.view = held
 
     def watch(self, engine: EngineView, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:
         """The engine is ready: show its budget. `token_bytes` (id -> bytes) spells prompts out for trace_content."""

@@ -71,24 +71,37 @@ def read_timeline(lines: Iterable[str], first: int | None = None, last: int | No
     for line in lines:
         try:
             spans = list(_spans(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            steps = [span for span in spans if span["name"] == STEP_SPAN]
+            requests = {span["spanId"]: span for span in spans if span.get("kind") == _SERVER}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             unreadable += 1
             continue
-        for span in spans:
-            if span["name"] == STEP_SPAN:
-                step_spans.append(span)
-            elif span.get("kind") == _SERVER:
-                request_spans[span["spanId"]] = span
+        step_spans += steps
+        request_spans |= requests
+    try:
+        found = _timeline(step_spans, request_spans, unreadable, first, last)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceFileError(f"a span is not as weir writes it: {type(error).__name__} {error}") from None
+    if not found.steps:
+        raise TraceFileError("no engine.step span in the file, or none with these numbers")
+    return found
+
+
+def _timeline(
+    step_spans: list[dict[str, Any]],
+    request_spans: dict[str, dict[str, Any]],
+    unreadable: int,
+    first: int | None,
+    last: int | None,
+) -> Timeline:
     chosen = [
         (found, span)
         for span in step_spans
         for found in [_attributes(span)]
         if (first is None or found[names.STEP_NUMBER] >= first) and (last is None or found[names.STEP_NUMBER] <= last)
     ]
-    if not chosen:
-        raise TraceFileError("no engine.step span in the file, or none with these numbers")
     chosen.sort(key=lambda item: int(item[1]["startTimeUnixNano"]))
-    origin_ns = int(chosen[0][1]["startTimeUnixNano"])
+    origin_ns = int(chosen[0][1]["startTimeUnixNano"]) if chosen else 0
     steps = [_step(found, span, origin_ns) for found, span in chosen]
     return Timeline(steps, _rows([span for _, span in chosen], request_spans, origin_ns), unreadable)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 
@@ -13,10 +14,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind
 
 from weir import __version__
-from weir.config import ConfigError, TelemetrySettings
+from weir.config import TelemetrySettings
 from weir.engine.records import StepRecord
 from weir.telemetry import attributes as names
-from weir.telemetry.exporters import wanted_exporters
+from weir.telemetry.exporters import ExporterSpec, wanted_exporters
 from weir.telemetry.pipeline import Pipeline, Sink
 from weir.telemetry.request_spans import Decode, EndedSpans, RequestSpans
 from weir.telemetry.request_trace import AnchoredClock, RequestTrace
@@ -33,12 +34,15 @@ MAX_BATCH_SPANS = 512
 EXPORT_DELAY_MS = 250
 SHUTDOWN_TIMEOUT_S = 2.0
 
+logger = logging.getLogger(__name__)
+
 
 class Tracing:
     """Makes and exports the spans of requests and steps.
 
     `model_name` is the served name. As many requests as `max_running` can be linked to one step, unless
-    OTEL_SPAN_LINK_COUNT_LIMIT says otherwise. Raises ConfigError for an OTEL_* variable that names something unknown.
+    OTEL_SPAN_LINK_COUNT_LIMIT says otherwise. The environment has been through `otel_environment.repair`.
+    Raises ConfigError for a trace file or endpoint that cannot be used.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Tracing:
         self._metrics = metrics
         self._model_name = model_name
         self._exporters = wanted_exporters(settings, os.environ)
-        limits = _limits()
+        limits = SpanLimits()
         provider = TracerProvider(
             resource=Resource.create(_service(os.environ)), span_limits=limits, shutdown_on_exit=False
         )
@@ -83,9 +87,17 @@ class Tracing:
         return bool(self._exporters)
 
     def start(self) -> None:
-        """Open the exporters and start their thread, if spans go anywhere. Raises OSError for a bad trace file."""
+        """Open the exporters and start their thread, if spans go anywhere."""
         if self.active:
-            self._pipeline.start([Sink(spec.make(), spec.name, self._metrics) for spec in self._exporters])
+            self._pipeline.start([sink for spec in self._exporters if (sink := self._open(spec)) is not None])
+
+    def _open(self, spec: ExporterSpec) -> Sink | None:
+        try:
+            return Sink(spec.make(), spec.name, self._metrics)
+        except Exception as error:
+            # Whatever the SDK finds wrong now: serving goes on without this exporter.
+            logger.warning("no traces go to %s: %s: %s", spec.name, type(error).__name__, error)
+            return None
 
     def show_content(self, decode: Decode) -> None:
         """Put prompt and output text on request spans; `decode` turns prompt token ids into text."""
@@ -134,13 +146,6 @@ class Tracing:
             self._pipeline.shutdown(timeout_s)
 
 
-def _limits() -> SpanLimits:
-    try:
-        return SpanLimits()
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
 def _service(env: Mapping[str, str]) -> dict[str, str]:
     """The service's name and version, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES give them."""
     given = env.get("OTEL_RESOURCE_ATTRIBUTES", "")
@@ -151,4 +156,4 @@ def _service(env: Mapping[str, str]) -> dict[str, str]:
 
 def _int(name: str, default: int) -> int:
     text = os.environ.get(name, "").strip()
-    return int(text) if text.isdigit() and int(text) > 0 else default
+    return int(text) if text else default

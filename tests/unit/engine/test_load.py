@@ -109,7 +109,7 @@ def test_a_gpu_that_is_not_there_is_refused(folder: str, monkeypatch: pytest.Mon
     [
         (
             {"max_position_embeddings": 10**8},
-            r"one request of max-model-len 100000000 needs 24414 MiB",
+            r"one request of max-model-len 100000000 needs 23.84 GiB",
         ),
         (
             {"hidden_size": 2**17, "head_dim": 16, "num_hidden_layers": 1024, "intermediate_size": 2**19},

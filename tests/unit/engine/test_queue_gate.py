@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from weir.engine.errors import QueueFullError
 from weir.engine.queue_gate import QueueGate
-from weir.engine.records import BudgetSnapshot
+from weir.engine.records import BudgetSnapshot, QueueExit, QueueOutlook
 from weir.engine.tenants import Tenant, Tenants
 
 BUDGET = BudgetSnapshot(1000, 300, 600, 100, 900, 3, 2, 500, 8.0, 7)
+IDLE = BudgetSnapshot(1000, 1000, 0, 0, 0, 0, 0, 0, 0.0, 0)
 
 
-def gate(max_requests: int = 3, max_tokens: int = 1000, tenants: tuple[Tenant, ...] = ()) -> QueueGate:
-    return QueueGate(max_requests, max_tokens, Tenants(tenants), lambda: BUDGET)
+def gate(
+    max_requests: int = 3,
+    max_tokens: int = 1000,
+    tenants: tuple[Tenant, ...] = (),
+    *,
+    budget: BudgetSnapshot = BUDGET,
+    outlook: QueueOutlook | None = None,
+    max_running: int = 3,
+) -> QueueGate:
+    """By default beside an engine whose three slots are taken."""
+    said = outlook or QueueOutlook()
+    return QueueGate(max_requests, max_tokens, Tenants(tenants), lambda: budget, lambda: said, max_running)
+
+
+def exits(*seconds_tenant_tokens: tuple[float, str, int]) -> QueueOutlook:
+    now = time.monotonic()
+    return QueueOutlook(now + 1000.0, tuple(QueueExit(now + s, tenant, t) for s, tenant, t in seconds_tenant_tokens))
 
 
 def test_the_bound_on_requests() -> None:
@@ -27,13 +45,69 @@ def test_the_bound_on_requests() -> None:
     assert refused.value.free_tokens == 400  # free and cached
 
 
-def test_the_bound_on_tokens_and_the_wait_in_proportion() -> None:
-    full = gate(max_tokens=1000)
+def test_the_bound_on_tokens_and_the_time_at_which_enough_of_them_have_left() -> None:
+    full = gate(max_tokens=1000, outlook=exits((4.0, "", 100), (9.0, "", 200), (30.0, "", 500)))
     full.reserve(800, "")
     with pytest.raises(QueueFullError) as refused:
-        full.reserve(201, "")
-    assert refused.value.retry_after_s == pytest.approx(8.0 * 201 / 800)
+        full.reserve(300, "")  # 100 too many: gone with the first exit
+    assert refused.value.retry_after_s == pytest.approx(4.0, abs=0.5)
+    with pytest.raises(QueueFullError) as refused:
+        full.reserve(301, "")  # 101 too many: the second exit too
+    assert refused.value.retry_after_s == pytest.approx(9.0, abs=0.5)
     full.reserve(200, "")
+
+
+def test_the_bound_on_requests_waits_for_the_first_exit() -> None:
+    full = gate(max_requests=2, outlook=exits((7.0, "", 1), (9.0, "", 1)))
+    full.reserve(1, "")
+    full.reserve(1, "")
+    with pytest.raises(QueueFullError) as refused:
+        full.reserve(1, "")
+    assert refused.value.retry_after_s == pytest.approx(7.0, abs=0.5)
+
+
+def test_a_tenants_own_bound_waits_for_its_own_exits() -> None:
+    half = gate(
+        max_requests=4, tenants=(Tenant("half", queue_share=0.5),), outlook=exits((3.0, "", 10), (8.0, "half", 10))
+    )
+    half.reserve(10, "half")
+    half.reserve(10, "half")
+    with pytest.raises(QueueFullError) as refused:
+        half.reserve(10, "half")
+    assert refused.value.retry_after_s == pytest.approx(8.0, abs=0.5)
+
+
+def test_beyond_the_known_exits_the_queue_moves_at_their_pace() -> None:
+    full = gate(max_tokens=1000, outlook=exits((10.0, "", 100)))
+    full.reserve(1000, "")
+    with pytest.raises(QueueFullError) as refused:
+        full.reserve(250, "")
+    assert refused.value.retry_after_s == pytest.approx(25.0, abs=1.0)
+
+
+def test_a_burst_on_an_idle_server_gets_the_slots_and_the_places() -> None:
+    burst = gate(max_requests=6, max_running=8, budget=IDLE)
+    for _ in range(14):
+        burst.reserve(10, "")
+    with pytest.raises(QueueFullError) as refused:
+        burst.reserve(10, "")
+    assert (refused.value.queued_requests, burst.requests) == (6, 14)
+
+
+def test_a_burst_gets_no_slot_that_the_kv_pool_cannot_fill() -> None:
+    burst = gate(max_requests=6, max_tokens=9000, max_running=8, budget=IDLE)
+    for _ in range(3 + 6):
+        burst.reserve(300, "")  # 1,000 tokens hold three
+    with pytest.raises(QueueFullError):
+        burst.reserve(300, "")
+
+
+def test_behind_a_waiting_request_nobody_counts_as_started() -> None:
+    burst = gate(max_requests=2, max_tokens=9000, max_running=8, budget=IDLE)
+    burst.reserve(2000, "")  # larger than the pool: it waits
+    burst.reserve(1, "")
+    with pytest.raises(QueueFullError):
+        burst.reserve(1, "")
 
 
 def test_an_overload_is_two_log_lines_however_often_the_queue_fills_up(caplog: pytest.LogCaptureFixture) -> None:

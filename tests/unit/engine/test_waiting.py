@@ -55,6 +55,22 @@ def test_a_preempted_request_is_first_of_its_priority_and_may_not_be_passed() ->
     assert not waiting.may_be_passed(preempted, 0.0)
 
 
+def test_a_preempted_request_goes_before_the_due_ones_of_its_own_or_a_lower_priority() -> None:
+    waiting = queue()
+    for name, priority in [("due high", 3), ("due", 5), ("due low", 9)]:
+        waiting.push(Request(spec(name, 4, 4, priority=priority)), 0.0)
+    waiting.push_preempted(Request(spec("preempted", 4, 4)), 20.0)
+    waiting.push(Request(spec("new and high", 4, 4, priority=0)), 20.0)
+    assert order(waiting, now=20.0) == ["due high", "preempted", "due", "due low", "new and high"]
+
+
+def test_a_preempted_request_of_low_priority_is_due_in_its_turn() -> None:
+    waiting = queue()
+    waiting.push_preempted(Request(spec("preempted", 4, 4, priority=9)), 0.0)
+    waiting.push(Request(spec("due", 4, 4)), 1.0)
+    assert order(waiting, now=20.0) == ["preempted", "due"]
+
+
 def test_tokens_count_prompt_and_output_of_all_choices_and_return_to_zero() -> None:
     waiting = queue()
     waiting.push(Request(spec("a", 10, 5, n=3)), 0.0)

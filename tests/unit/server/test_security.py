@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
 from weir.config import ConfigError, ServerSettings, load
-from weir.server.security import CertificateFiles, TokenFile, bind, server_credentials, token_interceptors
+from weir.server.certificate_dates import Validity, validities
+from weir.server.security import (
+    CertificateFiles,
+    Credentials,
+    TokenFile,
+    bind,
+    server_credentials,
+    token_interceptors,
+)
+from weir.telemetry.metrics import Metrics
 
 Serve = Callable[[ServerSettings], Awaitable[int]]
 METHODS = {
@@ -200,6 +218,105 @@ def test_files_that_do_not_belong_together_stop_the_start(pki: Pki) -> None:
         CertificateFiles("/nowhere/tls.crt", "/nowhere/tls.key", None).load()
 
 
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def certificate(begins: datetime, ends: datetime, name: str = "localhost") -> tuple[bytes, bytes]:
+    """A self-signed certificate of these dates, and its key, as `cryptography` writes them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number(), begins, ends)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return made.public_bytes(Encoding.PEM), private
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [
+        (datetime(1950, 1, 1, tzinfo=UTC), datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC)),
+        (datetime(1999, 12, 31, 23, 59, 59, tzinfo=UTC), datetime(2000, 1, 1, tzinfo=UTC)),
+        # From 2050 on the standard has another form.
+        (datetime(2024, 2, 29, 12, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)),
+        (datetime(2051, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),
+    ],
+)
+def test_the_dates_of_a_certificate_are_read_as_they_were_written(begins: datetime, ends: datetime) -> None:
+    chain = certificate(begins, ends)[0] + b"text between\n" + certificate(NOW, NOW + timedelta(days=1))[0]
+    assert validities(chain) == [Validity(begins, ends), Validity(NOW, NOW + timedelta(days=1))]
+
+
+def test_the_dates_that_the_ca_of_these_tests_writes_are_read_too(pki: Pki) -> None:
+    pem = (pki.folder / "tls.crt").read_bytes()
+    expected = [
+        Validity(made.not_valid_before_utc, made.not_valid_after_utc) for made in x509.load_pem_x509_certificates(pem)
+    ]
+    assert validities(pem) == expected
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_certificate_is_a_value_error(junk: bytes) -> None:
+    framed = ssl.DER_cert_to_PEM_cert(junk).encode() if junk else b""
+    for text in (junk, framed):
+        with pytest.raises(ValueError, match=r"certificate|Odd|decode|padding|PEM|characters"):
+            validities(text)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "level", "said"),
+    [
+        (-10, -1, "ERROR", "ended on"),
+        (1, 10, "ERROR", "is not valid before"),
+        (-10, 3, "WARNING", "ends on"),
+        (-10, 30, None, ""),
+    ],
+)
+def test_a_certificate_that_is_refused_or_soon_will_be_is_told_and_served(
+    tmp_path: Path, begins: int, ends: int, level: str | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, key = certificate(NOW + timedelta(days=begins), NOW + timedelta(days=ends))
+    (tmp_path / "tls.crt").write_bytes(chain)
+    (tmp_path / "tls.key").write_bytes(key)
+    files = CertificateFiles(str(tmp_path / "tls.crt"), str(tmp_path / "tls.key"), None)
+    files.load()
+    assert files.ends_unix_s == (NOW + timedelta(days=ends)).timestamp()
+    assert levels(caplog) == ([level] if level else [])
+    assert said in caplog.text
+    # Once, and not at each handshake.
+    assert files.newer() is None
+    assert len(caplog.records) == len([level] if level else [])
+
+
+def test_the_clients_ca_ends_connections_too_and_old_roots_beside_a_good_one_do_not(pki: Pki) -> None:
+    chain, key = certificate(NOW - timedelta(days=9), NOW + timedelta(days=90))
+    (pki.folder / "own.crt").write_bytes(chain)
+    (pki.folder / "own.key").write_bytes(key)
+    old = certificate(NOW - timedelta(days=9), NOW - timedelta(days=1), "old")[0]
+    good = certificate(NOW - timedelta(days=9), NOW + timedelta(days=40), "good")[0]
+    for roots, ends_in in ((old + good, 40), (old, -1)):
+        (pki.folder / "ca.crt").write_bytes(roots)
+        files = CertificateFiles(*(str(pki.folder / name) for name in ("own.crt", "own.key", "ca.crt")))
+        files.load()
+        assert files.ends_unix_s == (NOW + timedelta(days=ends_in)).timestamp()
+
+
+async def test_the_metric_says_when_the_certificate_in_use_ends(serve: Serve, pki: Pki) -> None:
+    metrics, credentials = Metrics("tiny"), Credentials()
+    metrics.credentials.view = credentials
+    assert b"weir_tls_certificate_expiry_timestamp_seconds 0" in metrics.text()
+    server_credentials(pki.settings, credentials)
+    [made] = x509.load_pem_x509_certificates((pki.folder / "tls.crt").read_bytes())[:1]
+    [line] = [
+        line
+        for line in metrics.text().decode().splitlines()
+        if line.startswith("weir_tls_certificate_expiry_timestamp_seconds ")
+    ]
+    assert float(line.split()[1]) == made.not_valid_after_utc.timestamp()
+
+
 def test_half_of_tls_is_no_setting() -> None:
     with pytest.raises(ConfigError, match="tls-cert-file and tls-key-file go together"):
         load(env={"WEIR_TLS_CERT_FILE": "/tls.crt"})
@@ -211,6 +328,7 @@ def test_half_of_tls_is_no_setting() -> None:
 def tokens(tmp_path: Path) -> Path:
     file = tmp_path / "tokens"
     file.write_text("# team a\nalpha-token\n\n  beta-token  \n")
+    file.chmod(0o600)
     return file
 
 
@@ -251,17 +369,93 @@ async def test_health_needs_no_token_and_an_unknown_method_is_still_unknown(serv
         assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_tokens_change_without_a_restart_and_never_to_none(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records]
+
+
+def test_tokens_change_without_a_restart(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = TokenFile(str(tokens))
     assert file.accepts("alpha-token")
     replace(tokens, b"gamma-token\n")
     assert file.accepts("gamma-token")
     assert not file.accepts("alpha-token")
-    replace(tokens, b"# nothing\n")
-    assert file.accepts("gamma-token")
-    tokens.unlink()
-    assert file.accepts("gamma-token")
     assert all("gamma-token" not in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("loss", ["emptied", "removed", "no text"])
+def test_tokens_that_are_taken_away_stay_good_for_a_while_and_then_none_is(
+    tokens: Path, loss: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    file = TokenFile(str(tokens), grace_s=60.0, clock=clock)
+    if loss == "removed":
+        tokens.unlink()
+    else:
+        replace(tokens, b"# nothing\n" if loss == "emptied" else b"\xff\n")
+    assert file.accepts("alpha-token")
+    assert file.is_unusable()
+    clock.now += 59.9
+    assert file.accepts("alpha-token")
+    assert levels(caplog) == ["ERROR"]
+    clock.now += 0.1
+    assert not file.accepts("alpha-token")
+    assert file.is_unusable()
+    assert levels(caplog) == ["ERROR", "ERROR"]
+    replace(tokens, b"alpha-token\n")
+    assert file.accepts("alpha-token")
+    assert not file.is_unusable()
+
+
+def test_a_file_that_is_written_anew_in_two_steps_loses_nobody(tokens: Path) -> None:
+    clock = Clock()
+    file = TokenFile(str(tokens), grace_s=60.0, clock=clock)
+    tokens.write_text("")
+    assert file.accepts("alpha-token")
+    clock.now += 1.0
+    tokens.write_text("gamma-token\n")
+    assert file.accepts("gamma-token")
+    assert not file.accepts("alpha-token")
+    clock.now += 100.0
+    assert file.accepts("gamma-token")
+
+
+async def test_a_server_whose_tokens_were_taken_away_answers_nobody_and_its_metrics_say_so(
+    serve: Serve, tokens: Path
+) -> None:
+    metrics = Metrics("tiny")
+    metrics.credentials.view = credentials = Credentials()
+    settings = ServerSettings(auth_tokens_file=str(tokens), auth_tokens_grace_s=0.0)
+    server = grpc.aio.server(interceptors=token_interceptors(settings, credentials))
+    server.add_generic_rpc_handlers((Echo(),))
+    port = bind(server, "127.0.0.1:0", settings, credentials)
+    await server.start()
+    known = (("authorization", "Bearer alpha-token"),)
+    assert b"weir_auth_tokens_unusable 0\n" in metrics.text()
+    assert await asyncio.to_thread(call, port, "/test.Echo/UnaryUnary", known) == [b"hello"]
+    await asyncio.to_thread(tokens.unlink)
+    assert b"weir_auth_tokens_unusable 1\n" in metrics.text()
+    with pytest.raises(grpc.RpcError) as refused:
+        await asyncio.to_thread(call, port, "/test.Echo/UnaryUnary", known)
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o666, 1), (0o620, 1)])
+def test_a_file_of_tokens_that_others_can_read_or_change_is_worth_a_warning(
+    tokens: Path, mode: int, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens.chmod(mode)
+    TokenFile(str(tokens))
+    assert levels(caplog) == ["WARNING"] * warned
+    assert all(f"mode {mode:04o}" in record.getMessage() for record in caplog.records)
 
 
 def test_a_file_without_tokens_stops_the_start(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from weir.sidecar.kube import PodApi, Timeouts
+from weir.sidecar.connection import ClusterConnection
+from weir.sidecar.kube import PodApi
 from weir.sidecar.metrics import SidecarMetrics
 
-from tests.unit.sidecar.api_server import IDENTITY, ApiServer, running
+from tests.unit.sidecar.api_server import IDENTITY, ApiServer
 from tests.unit.sidecar.engine_server import FakeEngine, serving
+from tests.unit.sidecar.https_front import running
 
-FAST = Timeouts(connect_s=1.0, read_s=0.5, watch_s=30)
+READ_TIMEOUT_S = 0.5
 
 
 @pytest.fixture
@@ -37,7 +39,13 @@ def metrics() -> SidecarMetrics:
 
 @pytest.fixture
 def pod_api(api_server: ApiServer, metrics: SidecarMetrics) -> PodApi:
-    return PodApi(IDENTITY, metrics, FAST, api_server.folder, api_server.env)
+    return connected(api_server, metrics)
+
+
+def connected(server: ApiServer, metrics: SidecarMetrics, through_status: bool = True) -> PodApi:
+    """The own pod, over real sockets."""
+    connection = ClusterConnection(server.folder, server.env)
+    return PodApi(IDENTITY, connection, metrics, through_status, READ_TIMEOUT_S)
 
 
 def eventually(condition: Callable[[], bool], limit_s: float = 10.0) -> None:

@@ -22,7 +22,7 @@ class Answers(EngineLink):
 
 
 def view(in_flight: int) -> EngineView:
-    return EngineView(in_flight, 0, 1000, 0, 0, 0.0)
+    return EngineView(in_flight, 0, 1000, 0, 0.0)
 
 
 def live(coordinator: DrainCoordinator, seconds: int, in_flight: int = 0) -> DrainReport:

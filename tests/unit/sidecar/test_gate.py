@@ -7,7 +7,7 @@ from weir.sidecar.gate import KvReadyGate
 
 
 def waiting(seconds: float) -> EngineView:
-    return EngineView(1, 1, 1000, 900, 0, seconds)
+    return EngineView(1, 1, 1000, 0, seconds)
 
 
 def test_three_long_waits_in_a_row_close_it_and_a_short_one_opens_it() -> None:
@@ -32,3 +32,19 @@ def test_it_opens_when_its_time_is_up_and_stays_open_as_long() -> None:
     assert 101 in closed
     assert not set(range(102, 202)) & set(closed)
     assert 202 in closed
+
+
+def test_it_says_why_it_last_changed() -> None:
+    gate = KvReadyGate(max_wait_s=10, max_closed_s=100)
+    reasons = []
+    for now, view in enumerate([waiting(1), *[waiting(45)] * 3, waiting(3), waiting(2), None]):
+        gate.update(view, now)
+        reasons.append(gate.why)
+    assert reasons == [
+        *["nothing speaks against it"] * 3,
+        "new work would wait 45.0 s, more than 10.0 s",
+        *["new work would wait 3.0 s"] * 3,
+    ]
+    for now in range(10, 120):
+        gate.update(waiting(99), now)
+    assert gate.why == "it was closed for 100 s, the longest allowed"

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from weir.sidecar.engine_link import EngineView
-from weir.sidecar.levels import DeletionCost, KvLevel, Levels
+from weir.sidecar.levels import DeletionCost, Levels
 
 INT32_MAX = 2**31 - 1
 
 
-def view(running: int = 0, queued: int = 0, used: int = 0, cached: int = 0) -> EngineView:
-    return EngineView(running, queued, 1000, used, cached, 0.0)
+def view(running: int = 0, queued: int = 0, cached: int = 0) -> EngineView:
+    return EngineView(running, queued, 1000, cached, 0.0)
 
 
 def test_a_level_rises_at_its_edge_and_falls_only_well_below_it() -> None:
@@ -55,7 +55,7 @@ def test_one_request_in_flight_costs_more_than_the_warmest_idle_cache() -> None:
 
 
 def test_a_pod_whose_pool_is_not_there_yet_costs_nothing() -> None:
-    assert DeletionCost().update(EngineView(0, 0, 0, 0, 0, 0.0)) == 0
+    assert DeletionCost().update(EngineView(0, 0, 0, 0, 0.0)) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 1000)), max_size=50))
@@ -63,10 +63,3 @@ def test_the_cost_is_always_an_int32_that_kubernetes_takes(pods: list[tuple[int,
     cost = DeletionCost()
     for running, cached in pods:
         assert 0 <= cost.update(view(running=running, cached=cached)) <= INT32_MAX
-
-
-def test_the_kv_level_in_a_word() -> None:
-    level = KvLevel()
-    shares = (0, 499, 500, 451, 449, 800, 950, 856, 854, 1000)
-    words = ["low", "low", "medium", "medium", "low", "high", "full", "full", "high", "full"]
-    assert [level.update(view(used=used)) for used in shares] == words

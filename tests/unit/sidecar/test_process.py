@@ -59,10 +59,10 @@ def test_without_the_downward_api_it_says_what_is_missing() -> None:
 def test_flags_are_stronger_than_the_environment() -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    args = parser.parse_args(["--kv-level-interval", "2m", "--no-deletion-cost"])
-    env = {"WEIR_SIDECAR_KV_LEVEL_INTERVAL": "5", "WEIR_SIDECAR_LOG_LEVEL": "debug"}
+    args = parser.parse_args(["--deletion-cost-interval", "2m", "--readiness-gate"])
+    env = {"WEIR_SIDECAR_DELETION_COST_INTERVAL": "5", "WEIR_SIDECAR_LOG_LEVEL": "debug"}
     settings = load(args, env)
-    assert settings == SidecarSettings(kv_level_interval_s=120.0, deletion_cost=False, log_level="debug")
+    assert settings == SidecarSettings(deletion_cost_interval_s=120.0, readiness_gate=True, log_level="debug")
 
 
 def test_wrong_settings_are_all_named() -> None:
@@ -70,6 +70,15 @@ def test_wrong_settings_are_all_named() -> None:
         load(env={"WEIR_SIDECAR_PORT": "x", "WEIR_SIDECAR_LOG_LEVEL": "loud"})
     assert "port" in str(error.value)
     assert "log_level" in str(error.value)
+
+
+def test_a_variable_that_is_no_setting_is_named_and_one_that_kubernetes_makes_is_not() -> None:
+    with pytest.raises(
+        ConfigError, match="WEIR_SIDECAR_INTERVALL: no such setting; did you mean WEIR_SIDECAR_INTERVAL"
+    ):
+        load(env={"WEIR_SIDECAR_INTERVALL": "1"})
+    links = {"WEIR_SIDECAR_PORT": "tcp://10.0.0.1:9091", "WEIR_SIDECAR_SERVICE_HOST": "10.0.0.1"}
+    assert load(env={**links, "WEIR_PORT": "50051"}) == SidecarSettings()
 
 
 def test_the_sidecar_needs_none_of_the_engines_packages(tmp_path: Path) -> None:

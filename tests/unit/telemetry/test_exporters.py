@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from weir.config import ConfigError, TelemetrySettings
+from weir.config import TelemetrySettings
 from weir.telemetry.exporters import wanted_exporters
+from weir.telemetry.otel_environment import repair
 
 BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://base:4317"}
 
@@ -50,12 +51,18 @@ def test_exporters_follow_settings_then_variables(
 
 
 @pytest.mark.parametrize(
-    "env",
-    [{"OTEL_TRACES_EXPORTER": "zipkin"}, {**BASE, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}],
+    ("env", "expected"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, []),
+        ({**BASE, "OTEL_TRACES_EXPORTER": "zipkin"}, ["otlp grpc http://base:4317"]),
+        ({**BASE, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, ["otlp http/protobuf http://base:4317"]),
+        ({**BASE, "OTEL_EXPORTER_OTLP_PROTOCOL": "carrier pigeon"}, ["otlp grpc http://base:4317"]),
+    ],
 )
-def test_what_is_not_supported_is_refused_at_the_start(env: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=next(reversed(env))):
-        names(env)
+def test_what_is_not_supported_is_said_and_ignored(env: dict[str, str], expected: list[str]) -> None:
+    name = next(reversed(env))
+    assert [note.partition(":")[0] for note in repair(env)] == [name]
+    assert names(env) == expected
 
 
 @pytest.mark.parametrize(

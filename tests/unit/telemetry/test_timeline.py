@@ -122,6 +122,6 @@ def test_the_command_writes_a_page_beside_the_file(trace_file: Path, capsys: pyt
 
 def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    assert run(str(tmp_path / "empty.jsonl")) == 1
-    assert run(str(tmp_path / "missing.jsonl")) == 1
+    assert run(str(tmp_path / "empty.jsonl")) == 2
+    assert run(str(tmp_path / "missing.jsonl")) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2

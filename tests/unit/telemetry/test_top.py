@@ -13,6 +13,7 @@ import grpc
 import pytest
 from weir.client import Budget
 from weir.commands import top as command
+from weir.commands.top import default_metrics_url
 from weir.exit_codes import TRY_LATER
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.top import TopView, pace, parse_samples
@@ -157,3 +158,17 @@ def test_top_says_why_a_server_cannot_be_asked(capsys: pytest.CaptureFixture[str
     nowhere = arguments("--target", "127.0.0.1:1", "--metrics", "http://127.0.0.1:1/", "--interval", "0.01", "--once")
     assert command.run(nowhere) == TRY_LATER
     assert capsys.readouterr().err.startswith("weir top: no server answers")
+
+
+@pytest.mark.parametrize(
+    ("target", "url"),
+    [
+        ("weir", "http://weir:9090/metrics"),
+        ("10.0.0.1:50051", "http://10.0.0.1:9090/metrics"),
+        ("[::1]:50051", "http://[::1]:9090/metrics"),
+        ("dns:///weir:50051", "http://weir:9090/metrics"),
+        ("unix:/run/weir.sock", "http://127.0.0.1:9090/metrics"),
+    ],
+)
+def test_the_metrics_port_is_looked_for_on_the_targets_host(target: str, url: str) -> None:
+    assert default_metrics_url(target) == url

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from weir.config import ConfigError, Settings, TelemetrySettings
+from weir.config import Settings, TelemetrySettings
 from weir.engine.errors import (
     CancelledError,
     DeadlineError,
@@ -19,6 +19,7 @@ from weir.engine.errors import (
     Violation,
 )
 from weir.engine.queue_gate import QueueGate
+from weir.engine.records import QueueOutlook
 from weir.engine.request import Preempted
 from weir.engine.tenants import Tenant, Tenants
 from weir.telemetry.request_observer import RequestTelemetry
@@ -209,12 +210,6 @@ def test_links_beyond_the_limit_are_counted_not_sent(monkeypatch: pytest.MonkeyP
     assert attributes(span.attributes)["weir.step.links_omitted"] == 1
 
 
-def test_a_limit_that_is_no_number_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SPAN_EVENT_COUNT_LIMIT", "many")
-    with pytest.raises(ConfigError, match="OTEL_SPAN_EVENT_COUNT_LIMIT"):
-        Telemetry(Settings(), "tiny")
-
-
 def test_phases_become_children_that_fill_the_step_in_order() -> None:
     with traced(trace_phases=True) as (telemetry, received):
         telemetry.step(step(1, decodes=(decode("a"),), start_unix_ns=10**18, duration_ns=20_000_000))
@@ -351,7 +346,8 @@ def test_a_request_span_has_the_conventional_attributes_and_events() -> None:
 def refusal_of_a_full_queue(tenant_share: float) -> QueueFullError:
     """What the engine's own queue says when one request of `a` waits in a queue for 2 or, with half a share, for 1."""
     tenants = Tenants([Tenant("a", queue_share=tenant_share)])
-    gate = QueueGate(2 if tenant_share < 1 else 1, 1000, tenants, EngineStub().snapshot)
+    no_slot = 0
+    gate = QueueGate(2 if tenant_share < 1 else 1, 1000, tenants, EngineStub().snapshot, QueueOutlook, no_slot)
     gate.reserve(10, "a")
     with pytest.raises(QueueFullError) as refused:
         gate.reserve(10, "a")

@@ -15,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weir.models.errors import PromptError, TokenizerError
-from weir.models.json_file import read_json
+from weir.models.json_file import read_json, read_text
 from weir.models.special_tokens import read_special_tokens
 
 
@@ -29,6 +29,8 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(f"the chat template is invalid at line {error.lineno}: {error.message}") from None
+        except Exception as error:  # Python compiles what Jinja makes of it, and has limits of its own
+            raise TokenizerError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
@@ -36,7 +38,7 @@ class ChatTemplate:
         config_file = folder / "tokenizer_config.json"
         config = read_json(config_file) if config_file.is_file() else {}
         own_file = folder / "chat_template.jinja"
-        source = own_file.read_text(encoding="utf-8") if own_file.is_file() else _default(config.get("chat_template"))
+        source = read_text(own_file) if own_file.is_file() else _default(config.get("chat_template"))
         return None if source is None else cls(source, read_special_tokens(folder).of_templates)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -58,14 +60,18 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise PromptError(f"the model's chat template refuses these messages: {error}") from None
+        except MemoryError:
+            raise  # whoever set the limit says what it was
+        except Exception as error:  # a template is a program: it can fail in every way that programs can
+            reason = str(error) or type(error).__name__
+            raise PromptError(f"the model's chat template refuses these messages: {reason}") from None
 
 
 def _default(templates: object) -> str | None:
-    """`chat_template` is one template, or a list of named ones."""
+    """`chat_template` is one template, or a list of named ones. Anything else is none."""
     if isinstance(templates, list):
-        return {entry["name"]: entry["template"] for entry in templates}.get("default")
+        named = [entry for entry in templates if isinstance(entry, dict) and entry.get("name") == "default"]
+        templates = named[-1].get("template") if named else None
     return templates if isinstance(templates, str) else None
 
 

@@ -52,7 +52,10 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token whose text this is; None when there is none."""
-        token_id: int | None = self._tokenizer.token_to_id(text)
+        try:
+            token_id: int | None = self._tokenizer.token_to_id(text)
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can hold
+            return None
         return token_id
 
     def encode(self, text: str) -> list[int]:

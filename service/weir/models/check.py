@@ -8,6 +8,7 @@ from pathlib import Path
 from weir.models.checkpoint import find_checkpoint
 from weir.models.end_tokens import end_tokens
 from weir.models.explain import TOKENIZER
+from weir.models.origin import read_origin
 from weir.models.spec import ModelSpec
 from weir.models.tokenizer import Tokenizer
 
@@ -20,6 +21,8 @@ def check_model(folder: Path, *, random_weights: bool = False) -> None:
     random_weights: the folder needs neither weights nor tokenizer.
     """
     spec = ModelSpec.from_folder(folder)
+    if origin := read_origin(folder):
+        _log.info("the model is %s", origin)
     if not random_weights and (note := find_checkpoint(folder, spec).note):
         _log.warning("%s", note)
     ends = end_tokens(folder, open_tokenizer(folder, random_weights=random_weights))

@@ -144,14 +144,14 @@ async def test_an_engine_that_cannot_load_ends_the_process_with_1(process: Proce
     assert await process.exit_code == 1
 
 
-async def test_a_tokenizer_that_cannot_load_ends_the_process_with_1(engine: FakeEngine) -> None:
+async def test_a_tokenizer_that_cannot_load_ends_the_process_with_2(engine: FakeEngine) -> None:
     class Broken(ByteTokenizer):
         async def load(self) -> Sequence[bytes]:
             raise TokenizerError("tokenizer.json: no such file")
 
     app = App(SETTINGS, engine, Broken())
     engine.load()
-    assert await app.run() == 1
+    assert await app.run() == 2
 
 
 async def test_sigterm_while_loading_ends_at_once(process: Process) -> None:

@@ -172,12 +172,15 @@ class EngineClient:
             raise UnavailableError("MODEL_LOADING", 1.0)
         return self._gate.reserve(tokens_upper_bound, tenant)
 
-    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> RequestStream:
-        """Hand a request to the engine. Raises InvalidRequestError or EngineFailedError; the ticket stays yours."""
-        if self.failed.done():
-            raise self.failed.result()
+    def validate(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError for a request that the engine would refuse."""
         assert self._limits is not None, "the engine is not ready"
         validate(request, self._limits, self._tenants.get(request.tenant).kv_share)
+
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> RequestStream:
+        """Hand a valid request to the engine. Raises EngineFailedError; the ticket stays yours."""
+        if self.failed.done():
+            raise self.failed.result()
         request = replace(request, request_id=self._unused_id(request.request_id))
         ticket.resize(request.most_tokens)
         self._ask()

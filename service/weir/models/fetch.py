@@ -86,7 +86,7 @@ def _from_hub(repo_id: str, revision: str | None, folder: Path, progress: Callab
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise FetchError(
-            f"downloading from the hub needs the 'fetch' extra: pip install 'weir[fetch]' ({error})"
+            f"downloading from the hub needs the 'fetch' extra: pip install 'weir-llm[fetch]' ({error})"
         ) from None
     at = f" at {revision}" if revision else ""
     progress(f"downloading {repo_id}{at} from the hub")

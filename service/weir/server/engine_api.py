@@ -66,8 +66,11 @@ class Engine(Protocol):
         Raises QueueFullError or UnavailableError.
         """
 
+    def validate(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError for a request that can never be served."""
+
     def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> EventStream:
-        """Queue a request; the ticket stays the caller's to release. Raises InvalidRequestError.
+        """Queue a valid request; the ticket stays the caller's to release. Raises EngineFailedError.
 
         `meter` counts what the engine has made and the reader of the stream has not done with.
         """

@@ -60,13 +60,13 @@ class Services:
         self._max_connections = max_connections
         self._limits = limits
         pulse = Pulse(engine, settings.engine.stall_timeout_s)
-        watches = Watches(self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
+        watches = Watches(backlogs, self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
         self.load = LoadReporter(engine, lifecycle, watches)
         self._inference = InferenceService(
             engine, prompts, lifecycle, live, observer, pulse, backlogs, self._settings.max_message_bytes
         )
         self._budget = BudgetService(engine, lifecycle, watches)
-        self._health = HealthService(lifecycle, pulse, Watches(self._settings.unread_timeout_s))
+        self._health = HealthService(lifecycle, pulse, Watches(backlogs, self._settings.unread_timeout_s))
         self._admin = AdminService(engine, lifecycle, live, pulse)
 
     def public(self) -> grpc.aio.Server:

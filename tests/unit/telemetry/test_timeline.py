@@ -34,7 +34,7 @@ def trace_file(tmp_path: Path) -> Path:
         (3, (decode("a"), decode("b")), (prefill("</script>", 0, 2),)),
     ):
         start_ns = START_NS + (number - 1) * 10_000_000
-        telemetry.step(step(number, decodes, prefills, duration_ns=10_000_000, start_unix_ns=start_ns))
+        telemetry.step(step(number, decodes, prefills, duration_ns=10_000_000, start_ns=start_ns))
     a.event(admitted("a"))
     a.event(delta("a", tokens=3, last=True))
     a.finished("OK", None)

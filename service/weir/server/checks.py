@@ -10,7 +10,7 @@ from pathlib import Path
 
 from weir.config import ConfigError, ServerSettings
 from weir.server.admin import check_address
-from weir.server.security import CertificateFiles, TokenFile
+from weir.server.security import CertificateFiles, read_tokens
 
 _LONGEST_SOCKET_PATH = 107
 
@@ -21,7 +21,7 @@ def check_server(settings: ServerSettings) -> None:
     if settings.tls_cert_file is not None and settings.tls_key_file is not None:
         CertificateFiles(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file).read()
     if settings.auth_tokens_file is not None:
-        TokenFile(settings.auth_tokens_file)
+        read_tokens(settings.auth_tokens_file)
     wanted = [("port", settings.host, settings.port), ("metrics-port", settings.metrics_host, settings.metrics_port)]
     if settings.health_port is not None:
         wanted.append(("health-port", settings.host, settings.health_port))

@@ -1,4 +1,7 @@
-"""TLS with certificates that may be renewed, and bearer tokens that may be changed, while the server runs."""
+"""TLS with certificates that may be renewed, and bearer tokens that may be changed, while the server runs.
+
+A token may be for one tenant: then the server knows whose a call is, and need not believe it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import hashlib
 import hmac
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 import grpc
 
 from weir.config import ConfigError, ServerSettings
+from weir.server.errors import ErrorStatus, StatusError, status_of
+from weir.server.grants import Grant, read_grants
+from weir.server.metadata import AUTHORIZATION_KEY, TENANT_KEY, text_of
 
 # Probes carry no credentials, and their answer tells nothing.
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
@@ -40,11 +46,15 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
     )
 
 
-def token_interceptors(settings: ServerSettings) -> list[grpc.aio.ServerInterceptor]:
-    """The interceptor that checks tokens, or none. Raises ConfigError for a file without a token."""
-    if settings.auth_tokens_file is None:
-        return []
-    return [TokenInterceptor(TokenFile(settings.auth_tokens_file))]
+def callers(settings: ServerSettings, tenants: Collection[str] = ()) -> Callers:
+    """Who calls, by the settings' tokens; `tenants` are the configured ones. Raises ConfigError for a wrong file."""
+    file = settings.auth_tokens_file
+    return Callers(None if file is None else TokenFile(file, tenants))
+
+
+def token_interceptors(known: Callers) -> list[grpc.aio.ServerInterceptor]:
+    """The interceptor that checks tokens, or none where none are asked for."""
+    return [TokenInterceptor(known)] if known.asks_for_tokens else []
 
 
 class CertificateFiles:
@@ -98,19 +108,22 @@ class CertificateFiles:
 
 
 class TokenFile:
-    """Tokens, one a line; blank lines and lines that begin with `#` do not count."""
+    """Tokens, one a line, each for a tenant or for none (see `weir.token_lines`). tenants: the configured ones."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, tenants: Collection[str] = ()) -> None:
         self._path = Path(path)
+        self._tenants = tenants
         self._seen = _stamp_of(self._path)
-        self._digests = self._read()
+        self._grants = read_tokens(path)
+        self._tell_unknown_tenants()
 
-    def accepts(self, token: str) -> bool:
-        """Whether `token` is one of them. Takes as long for a wrong token as for a right one."""
+    def grant(self, token: str) -> Grant | None:
+        """What `token` is good for; None: it is unknown. Takes as long for a wrong token as for a right one."""
         self._refresh()
         digest = _digest(token)
         # All are compared, whichever matches: the time must not tell which one it was.
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+        found = [grant for known, grant in self._grants if hmac.compare_digest(digest, known)]
+        return found[0] if found else None
 
     def _refresh(self) -> None:
         stamp = _stamp_of(self._path)
@@ -118,28 +131,69 @@ class TokenFile:
             return
         self._seen = stamp
         try:
-            self._digests = self._read()
+            self._grants = read_tokens(str(self._path))
         except ConfigError as error:
             _log.error("keeping the tokens in use: %s", error)
         else:
-            _log.info("%d tokens read from %s", len(self._digests), self._path)
+            _log.info("%d tokens read from %s", len(self._grants), self._path)
+            self._tell_unknown_tenants()
 
-    def _read(self) -> list[bytes]:
-        try:
-            lines = [line.strip() for line in self._path.read_text().splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"auth-tokens-file: {error}") from None
-        tokens = [line for line in lines if line and not line.startswith("#")]
-        if not tokens:
-            raise ConfigError(f"auth-tokens-file: {self._path} holds no token")
-        return [_digest(token) for token in tokens]
+    def _tell_unknown_tenants(self) -> None:
+        for tenant in sorted(_tenants_in(self._grants) - set(self._tenants)):
+            _log.warning(
+                "auth-tokens-file: tenant %s is new, and has the place of default until the server restarts", tenant
+            )
+
+
+def read_tokens(path: str) -> list[tuple[bytes, Grant]]:
+    """The tokens of a file, hashed, and what they are good for. Raises ConfigError when there are none, or wrong ones."""
+    try:
+        grants = read_grants(Path(path).read_text())
+    except UnicodeDecodeError:
+        raise ConfigError(f"auth-tokens-file: {path} is not text") from None
+    except OSError as error:
+        raise ConfigError(f"auth-tokens-file: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"auth-tokens-file: {path}: {error}") from None
+    if not grants:
+        raise ConfigError(f"auth-tokens-file: {path} holds no token")
+    return [(_digest(token), grant) for token, grant in grants.items()]
+
+
+def tenants_of_tokens(settings: ServerSettings) -> frozenset[str]:
+    """The tenants that the token file names now, if there is one. Raises ConfigError."""
+    return frozenset() if settings.auth_tokens_file is None else _tenants_in(read_tokens(settings.auth_tokens_file))
+
+
+class Callers:
+    """Whose call one is: its token's tenant where there are tokens, otherwise the one it names."""
+
+    def __init__(self, tokens: TokenFile | None = None) -> None:
+        self._tokens = tokens
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether calls need one."""
+        return self._tokens is not None
+
+    def tenant_of(self, metadata: Mapping[str, str]) -> str:
+        """The tenant, empty for none. Raises StatusError without a known token, or with one of another tenant."""
+        named = metadata.get(TENANT_KEY, "")
+        if self._tokens is None:
+            return named
+        scheme, _, token = metadata.get(AUTHORIZATION_KEY, "").partition(" ")
+        grant = self._tokens.grant(token.strip()) if scheme.lower() == "bearer" else None
+        if grant is None:
+            message = "send a known token as metadata: authorization: Bearer TOKEN"
+            raise StatusError(grpc.StatusCode.UNAUTHENTICATED, message)
+        return grant.tenant_of(named)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Answers UNAUTHENTICATED to every RPC without a known `authorization: Bearer TOKEN`, but for health."""
+    """Refuses every RPC, but for health, that has no known `authorization: Bearer TOKEN` or one of another tenant."""
 
-    def __init__(self, tokens: TokenFile) -> None:
-        self._tokens = tokens
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
 
     async def intercept_service(
         self,
@@ -150,20 +204,16 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(OPEN_SERVICES):
             return handler
-        given = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
-        scheme, _, token = given.partition(" ") if isinstance(given, str) else ("", "", "")
-        if scheme.lower() == "bearer" and self._tokens.accepts(token.strip()):
-            return handler
-        return _refusal_like(handler)
+        try:
+            self._callers.tenant_of(text_of(handler_call_details.invocation_metadata))
+        except StatusError as error:
+            return _refusal_like(handler, status_of(error))
+        return handler
 
 
-def _refusal_like(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+def _refusal_like(handler: grpc.RpcMethodHandler, status: ErrorStatus) -> grpc.RpcMethodHandler:
     async def refuse(request: object, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(
-            grpc.StatusCode.UNAUTHENTICATED,
-            "send a known token as metadata: authorization: Bearer TOKEN",
-            trailing_metadata=(("grpc-retry-pushback-ms", "-1"),),
-        )
+        await context.abort(status.code, status.message, trailing_metadata=status.trailers)
 
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -172,6 +222,10 @@ def _refusal_like(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
     return make(refuse, handler.request_deserializer, handler.response_serializer)
+
+
+def _tenants_in(grants: Collection[tuple[bytes, Grant]]) -> frozenset[str]:
+    return frozenset(grant.tenant for _, grant in grants if grant.tenant)
 
 
 def _digest(token: str) -> bytes:

@@ -8,6 +8,9 @@ MODEL := models/smollm2-135m-instruct
 # Variables that pick old OpenBLAS kernels slow a current numpy down.
 MEASURE := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+LOCK := requirements/constraints.txt
+# An index for torch alone, where pip's own has no build of it that suits this machine.
+TORCH_INDEX ?=
 # Compute threads that wait should sleep: several tests run servers beside themselves.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --durations 15
 
@@ -15,12 +18,17 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --durations 15
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 20
 
-$(VENV)/.installed: pyproject.toml requirements/constraints.txt proto/build_stubs.py $(wildcard proto/weir/v1/*.proto)
+$(VENV)/.installed: pyproject.toml $(LOCK) proto/build_stubs.py $(wildcard proto/weir/v1/*.proto)
 	@echo "installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# torch on its own first: the pinned CPU build, before anything can ask for a larger one.
-	$(PIP) install torch==2.13.0 -c requirements/constraints.txt
-	$(PIP) install -c requirements/constraints.txt -e '.[dev]'
+	@# torch on its own first: an index of torch's builds has few of the other packages, and other versions of them.
+	$(PIP) install --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c $(LOCK) torch
+	@if grep -qE '^Requires-Dist: (cuda|nvidia)' $(VENV)/lib/python3*/site-packages/torch-*.dist-info/METADATA \
+	    && ! command -v nvidia-smi >/dev/null; then \
+	  echo "this torch is built for CUDA, whose libraries are several GB; without a GPU, stop here, remove $(VENV)," \
+	    "and set TORCH_INDEX to an index with CPU builds (README.md, Two commands)"; \
+	fi
+	$(PIP) install -c $(LOCK) -e '.[dev]'
 	$(BIN)/python proto/build_stubs.py
 	@touch $@
 
@@ -103,6 +111,10 @@ lint: $(VENV)/.installed ## ruff, mypy, import rules, buf
 	$(BIN)/mypy service kernels
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
+
+.PHONY: check-lock
+check-lock: $(VENV)/.installed ## the pinned versions resolve on an ordinary index, for three Pythons; downloads no package
+	$(BIN)/python scripts/check_lock.py
 
 .PHONY: proto
 proto: $(VENV)/.installed ## lint the API and generate its Python stubs

@@ -137,7 +137,7 @@ def _naming_missing_packages(command: Command | None) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if command is None or command.extra is None or (error.name or "").startswith("weir"):
             raise
-        raise MissingExtraError(f"{error.name} is missing: pip install 'weir[{command.extra}]'") from None
+        raise MissingExtraError(f"{error.name} is missing: pip install 'weir-llm[{command.extra}]'") from None
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ class EngineSettings(_Section):
     cuda_graphs: bool = Field(True, description="record decode steps on a GPU and replay them; off: launch each kernel")
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
     prefix_cache_sharing: Literal["tenant", "all"] = Field(
-        "tenant", description="who finds whose prefixes; tenant: each of the tenants its own; all: everybody everybody's"
+        "tenant", description="tenant: each tenant finds its own prefixes; all: everybody finds everybody's"
     )
     admission: Literal["guaranteed", "optimistic", "reserve"] = Field(
         "guaranteed",
@@ -243,6 +243,9 @@ class ServerSettings(_Section):
     tls_key_file: str | None = Field(None, description="PEM key of the certificate")
     tls_client_ca_file: str | None = Field(None, description="PEM CA; with it, clients must bring a certificate of it")
     auth_tokens_file: str | None = Field(None, description="file of bearer tokens, one a line; health needs none")
+    auth_tokens_grace_s: Seconds = Field(
+        60.0, description="how long tokens stay good when their file is emptied, removed or unreadable"
+    )
     health_port: int | None = Field(
         None, ge=0, le=65535, description="further port, in plain text, that serves health only (for probes under TLS)"
     )

@@ -1,4 +1,4 @@
-"""The table of docs/cases.md names tests that exist, for every fault."""
+"""The tables of docs/cases.md and docs/limits.md name tests that exist, for every fault and every bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 TABLE = (TESTS.parent / "docs" / "cases.md").read_text()
-NAMED = re.findall(r"`([\w/]+\.py)::((?:\w+::)?\w+)`", TABLE)
+LIMITS = (TESTS.parent / "docs" / "limits.md").read_text()
+NAMED = re.findall(r"`([\w/]+\.py)::((?:\w+::)?\w+)`", TABLE + LIMITS)
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from weir.engine.errors import EngineFailedError, RequestError, UnavailableError
 from weir.engine.queue_gate import QueueGate, Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, QueueOutlook, StepRecord
 from weir.engine.request import (
     Admitted,
     ChoiceFinish,
@@ -139,7 +139,11 @@ class FakeEngine:
 
     def __init__(self, info: EngineInfo = INFO) -> None:
         self.info = info
+        self.limits = replace(
+            LIMITS, max_model_len=info.max_model_len, kv_blocks=info.kv_total_tokens // info.block_size
+        )
         self.on_step: list[Callable[[StepRecord], None]] = []
+        self.on_loading: list[Callable[[LoadStage], None]] = []
         self.budget = IDLE
         self.heartbeat = FakeProgress()
         self.gate = QueueGate(100, 10_000, Tenants(), lambda: self.budget, lambda: self.outlook, info.max_running)
@@ -176,7 +180,7 @@ class FakeEngine:
         return await self._loaded
 
     def check(self, request: GenerateRequest) -> None:
-        validate_before_prompt(request, LIMITS)
+        validate_before_prompt(request, self.limits)
 
     def reserve(self, tokens_upper_bound: int, tenant: str) -> Ticket:
         if not self._loaded.done():
@@ -187,10 +191,12 @@ class FakeEngine:
         self.reservations.append(tokens_upper_bound)
         return ticket
 
-    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
+    def validate(self, request: GenerateRequest) -> None:
         if self.submit_error is not None:
             raise self.submit_error
-        validate(request, LIMITS)
+        validate(request, self.limits)
+
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> FakeStream:
         self.submitted.append(request)
         return FakeStream(self, request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from weir.engine.messages import Cancel, ToEngine
 from weir.engine.process import RequestStream
@@ -21,7 +22,7 @@ from weir.engine.request import (
 )
 from weir.engine.unread import Meter
 
-from tests.contract.fake_engine import FakeEngine
+from tests.contract.fake_engine import INFO, FakeEngine
 
 
 class Inbox:
@@ -39,7 +40,7 @@ class PushingEngine(FakeEngine):
     """`tell` hands an event to the stream of its request, as the engine process does after a step."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(replace(INFO, max_model_len=100_000, kv_total_tokens=400_000))
         self._to_send = Inbox()
         self.readers: dict[str, RequestStream] = {}
 

@@ -21,9 +21,11 @@ from weir.engine.request import (
     TokenLogprobs,
     Usage,
 )
-from weir.server.answer_size import check_unary, scored_token_bytes, stream_pieces
+from weir.server.answer_size import check_stream, check_unary, scored_token_bytes, stream_pieces
+from weir.server.backlog import Backlogs
 from weir.server.lifecycle import Lifecycle
 from weir.server.load_report import LoadReporter
+from weir.server.messages import MessageParser
 from weir.server.replies import StreamReply
 from weir.server.rpc import RpcInterceptor
 from weir.server.watches import Watches
@@ -158,6 +160,16 @@ def test_any_delta_becomes_messages_that_fit_and_together_are_the_delta(
     assert sum(len(message.prompt_logprobs) for message in messages[: first + 1]) == len(scores)
 
 
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_scores_of_a_token_that_fit_into_no_message_are_refused(field: str) -> None:
+    # An alternative takes 11 bytes: its id 4, its float 5, its tag and length 2; the token itself 12.
+    fits = (16 * KIB - 12) // 11
+    check_stream(spec(**{field: fits}), VOCAB, 4 * 2**20)  # type: ignore[arg-type]
+    with pytest.raises(Invalid) as refused:
+        check_stream(spec(**{field: fits + 1}), VOCAB, 4 * 2**20)  # type: ignore[arg-type]
+    assert [violation.field for violation in refused.value.violations] == [field]
+
+
 async def test_the_scores_of_a_prompt_of_20000_tokens_arrive_whole_over_a_stream() -> None:
     engine = PushingEngine()
     async with (
@@ -194,6 +206,16 @@ async def test_a_unary_call_is_refused_before_anything_is_computed_and_with_its_
         assert server.statuses() == {"INVALID_ARGUMENT": 1}
 
 
+async def test_a_request_that_is_wrong_otherwise_is_told_that_and_not_its_size() -> None:
+    async with (
+        observed_app(PushingEngine(), max_message_bytes=64 * KIB) as server,
+        AsyncClient(f"127.0.0.1:{server.app.port}", max_attempts=1) as client,
+    ):
+        with pytest.raises(InvalidRequestError) as refused:
+            await client.complete(token_ids=[1], max_tokens=2**31 - 1, logprobs=20, top_p=2.0)
+        assert [violation.field for violation in refused.value.violations] == ["params.top_p"]
+
+
 async def test_text_that_outgrows_a_message_ends_its_unary_call_when_it_does() -> None:
     engine = PushingEngine()
     async with (
@@ -219,8 +241,9 @@ async def test_any_other_answer_that_is_too_large_is_told_so_and_never_to_be_rep
     async def large(request: bytes, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
         return pb.TokenizeResponse(token_ids=[1] * 64 * KIB)
 
-    load = LoadReporter(engine, Lifecycle(), Watches(1.0))
-    server = grpc.aio.server(interceptors=[RpcInterceptor(load, 64 * KIB, receive_timeout_s=5)])
+    load = LoadReporter(engine, Lifecycle(), Watches(Backlogs(1, 1, 1.0), 1.0))
+    rpc = RpcInterceptor(load, MessageParser(lambda: None), 64 * KIB, receive_timeout_s=5)
+    server = grpc.aio.server(interceptors=[rpc])
     handler = grpc.unary_unary_rpc_method_handler(
         large, pb.TokenizeRequest.FromString, pb.TokenizeResponse.SerializeToString
     )

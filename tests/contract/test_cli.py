@@ -321,7 +321,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install() -> None:
     program = "import sys; sys.modules['yaml'] = None; from weir.cli import main; sys.exit(main(['serve']))"
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "weir serve: yaml is missing: pip install 'weir[server]'\n"
+    assert done.stderr == "weir serve: yaml is missing: pip install 'weir-llm[server]'\n"
 
 
 def test_wrong_settings_exit_with_2_and_name_the_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,11 @@ async def test_beyond_the_bound_new_connections_are_closed_and_health_has_its_ow
             await client.__aexit__()
 
 
+async def test_a_connection_is_told_how_many_calls_it_may_have(engine: FakeEngine) -> None:
+    async with observed_app(engine, max_concurrent_streams=2) as server, RawClient(server.app.port) as client:
+        await eventually(lambda: client._connection.remote_settings.max_concurrent_streams == 2)
+
+
 async def test_a_connection_that_never_says_http2_is_closed(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

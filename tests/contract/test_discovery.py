@@ -25,7 +25,6 @@ async def test_reflection_lists_every_public_service_and_no_admin(channel: grpc.
         "weir.v1.InferenceService",
         "weir.v1.BudgetService",
         "grpc.health.v1.Health",
-        "grpc.channelz.v1.Channelz",
         "grpc.reflection.v1alpha.ServerReflection",
         "xds.service.orca.v3.OpenRcaService",
     }
@@ -53,11 +52,21 @@ async def test_tools_that_ask_for_newer_reflection_are_told_to_fall_back(channel
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_channelz_names_peers_to_the_operator_and_to_nobody_else(
+    channel: grpc.aio.Channel, admin_channel: grpc.aio.Channel
+) -> None:
+    ask_for_sockets = channelz_pb2.GetTopChannelsRequest()
+    assert await channelz_pb2_grpc.ChannelzStub(admin_channel).GetTopChannels(ask_for_sockets)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await channelz_pb2_grpc.ChannelzStub(channel).GetTopChannels(ask_for_sockets)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_channelz_and_reflection_answer_when_no_request_is_admitted(
-    channel: grpc.aio.Channel, engine: FakeEngine
+    channel: grpc.aio.Channel, admin_channel: grpc.aio.Channel, engine: FakeEngine
 ) -> None:
     engine.reserve_error = QueueFullError(1, 0, 1, 1, 1.0)
-    servers = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
+    servers = await channelz_pb2_grpc.ChannelzStub(admin_channel).GetServers(channelz_pb2.GetServersRequest())
     assert len(servers.server) >= 2
     assert (await ask(channel, reflection_pb2.ServerReflectionRequest(list_services=""))).HasField(
         "list_services_response"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import grpc
 import pytest
@@ -260,6 +262,36 @@ class TestAdmin:
             admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
             assert (await admin.Drain(admin_pb2.DrainRequest())).in_flight_requests == 0
         await app.shut_down()
+
+
+async def test_a_socket_that_another_server_listens_on_is_refused_and_stays_with_it(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    target = f"unix:{tmp_path}/admin.sock"
+    settings = Settings(server=ServerSettings(host="127.0.0.1", port=0, admin_address=target))
+    first = App(settings, engine, ByteTokenizer())
+    await first.start()
+    with pytest.raises(OSError, match="another server listens there"):
+        await App(settings, FakeEngine(), ByteTokenizer()).start()
+    async with grpc.aio.insecure_channel(target) as channel:
+        admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        await admin.Drain(admin_pb2.DrainRequest())
+    assert first.lifecycle.phase.value == "draining"
+    await first.shut_down()
+
+
+async def test_a_socket_left_behind_by_a_server_that_was_killed_is_taken_over(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "admin.sock"))
+    target = f"unix:{tmp_path}/admin.sock"
+    app = App(Settings(server=ServerSettings(host="127.0.0.1", port=0, admin_address=target)), engine, ByteTokenizer())
+    await app.start()
+    async with grpc.aio.insecure_channel(target) as channel:
+        admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        assert (await admin.Drain(admin_pb2.DrainRequest())).in_flight_requests == 0
+    await app.shut_down()
 
 
 async def test_a_taken_port_is_an_error_not_a_shared_port(app: App, engine: FakeEngine) -> None:

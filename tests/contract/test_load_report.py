@@ -56,7 +56,6 @@ async def test_a_refused_call_ends_with_the_load_too(app: App, engine: FakeEngin
         "/weir.v1.BudgetService/GetBudget",
         "/weir.v1.InferenceService/GetModel",
         "/grpc.health.v1.Health/Check",
-        "/grpc.channelz.v1.Channelz/GetServers",
     ],
 )
 async def test_every_other_call_ends_with_the_load(app: App, method: str) -> None:

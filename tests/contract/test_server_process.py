@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,7 +14,10 @@ from pathlib import Path
 import pytest
 from weir.client import Client, DeadlineError, EngineFailedError, InvalidRequestError, RequestCancelledError
 from weir.client.values import Budget
+from weir.v1 import inference_pb2 as pb
 
+from tests.contract.decode import eventually
+from tests.contract.raw_client import RawClient
 from tests.contract.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -142,3 +146,41 @@ def test_a_killed_engine_fails_its_requests_and_ends_the_server_with_1(tmp_path:
             list(stream)
     assert "-9" in caught.value.message
     assert server.process.wait(timeout=60) == 1
+
+
+def test_the_scores_of_a_long_prompt_are_the_same_in_many_messages_and_in_one(client: Client) -> None:
+    prompt = [2 + number % 250 for number in range(1000)]
+    whole = client.complete(token_ids=prompt, max_tokens=1, temperature=0, prompt_logprobs=20)
+    stream = client.generate(token_ids=prompt, max_tokens=1, temperature=0, prompt_logprobs=20)
+    assert len(list(stream)) == 1
+    assert stream.prompt_logprobs == whole.prompt_logprobs
+    assert [score.token_id for score in whole.prompt_logprobs[1:]] == prompt[1:]
+    assert {len(score.top) for score in whole.prompt_logprobs[1:]} == {20}
+
+
+async def test_streams_that_nobody_reads_hold_neither_kv_nor_the_end_of_the_process(tmp_path: Path) -> None:
+    params = pb.SamplingParams(max_tokens=ENDLESS, ignore_eos=True, logprobs=20)
+    prompt = pb.Prompt(token_ids=pb.TokenIds(ids=PROMPT))
+    endless = pb.GenerateRequest(prompt=prompt, params=params).SerializeToString()
+    method = "/weir.v1.InferenceService/Generate"
+    with ServerProcess(tmp_path, "--unread-timeout", "2s", "--drain-timeout", "1s") as server:
+        client = await asyncio.to_thread(server.ready)
+        port = int(server.target.rpartition(":")[2])
+        async with RawClient(port, window=0) as cut, RawClient(port, window=0) as unread:
+            streams = [cut.call(method, endless) for _ in range(6)]
+            await eventually(lambda: client.budget().running_requests == 6, timeout_s=30)
+            await eventually(lambda: client.budget().running_requests == 0, timeout_s=30)
+            assert client.budget().kv_used_tokens == 0
+            for stream in streams[:3]:
+                cut.grant(stream, 2**20)
+            await eventually(lambda: cut.ended >= set(streams[:3]))
+            assert {cut.headers[stream]["grpc-status"] for stream in streams[:3]} == {"8"}
+            for _ in range(6):
+                unread.call(method, endless)
+            await eventually(lambda: client.budget().running_requests == 6, timeout_s=30)
+            client.close()
+            assert await asyncio.to_thread(server.terminate) == 0
+    log = (tmp_path / "server.log").read_text()
+    assert "cutting 6 requests" in log
+    assert "ERROR" not in log
+    assert "Traceback" not in log

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from pathlib import Path
 
 import pytest
 from weir.engine.request import TokenLogprobs
 from weir.engine.unread import EVENT_BYTES, held_bytes
+from weir.server.connections import close_connections
 from weir.v1 import inference_pb2 as pb
 
 from tests.contract.decode import eventually
@@ -40,6 +43,7 @@ async def test_a_stream_that_nobody_reads_is_cut_at_its_bound_and_its_engine_wor
         stream = client.call(GENERATE, request("unread", logprobs=20))
         await engine.has("unread")
         engine.tell(admitted("unread"))
+        await eventually(lambda: ":status" in client.headers[stream])
         token = 0
         while not engine.cancelled:
             engine.tell(delta("unread", token, alternatives=20))
@@ -48,8 +52,8 @@ async def test_a_stream_that_nobody_reads_is_cut_at_its_bound_and_its_engine_wor
             assert server.app.backlogs.bytes <= 120 * KIB
         assert engine.cancelled == ["unread"]
         await eventually(lambda: not len(server.app.live))
-        # gRPC still holds the message that was on its way, and nothing else waits.
-        assert server.app.backlogs.bytes <= 64 * KIB
+        # gRPC still holds the call with the message that was on its way, and nothing else waits.
+        assert server.app.backlogs.bytes <= (64 + 16) * KIB
         assert server.statuses() == {"RESOURCE_EXHAUSTED": 1}
         assert server.telemetry.metrics.requests.slow_readers.value == 1
         assert stream not in client.ended
@@ -62,6 +66,22 @@ async def test_a_stream_that_nobody_reads_is_cut_at_its_bound_and_its_engine_wor
         assert refused.pushback == "-1"
         assert client.headers[stream]["x-request-id"] == "unread"
         await eventually(lambda: server.app.backlogs.bytes == 0)
+
+
+async def test_a_stream_that_is_cut_as_it_begins_still_tells_its_client() -> None:
+    """gRPC gives no status to a call whose headers are half sent."""
+    engine = PushingEngine()
+    async with observed_app(engine, max_stream_buffer_bytes=10 * KIB) as server, RawClient(server.app.port) as client:
+        streams = []
+        for number in range(30):
+            streams.append(client.call(GENERATE, request(f"r{number}", logprobs=20)))
+            await engine.has(f"r{number}")
+            engine.tell(admitted(f"r{number}"))
+            for _ in range(number % 3):
+                await asyncio.sleep(0)
+            engine.tell(*(delta(f"r{number}", token, alternatives=20) for token in range(10)))
+        await eventually(lambda: client.ended >= set(streams))
+        assert {refusal_in(client.headers[stream]).reason for stream in streams} == {"CLIENT_TOO_SLOW"}
 
 
 async def test_what_a_late_reader_gets_is_the_whole_answer_in_fewer_messages() -> None:
@@ -148,7 +168,7 @@ async def test_when_all_hold_too_much_those_that_stand_still_go_first_and_the_re
     monkeypatch.setattr("weir.server.backlog.STALLED_AFTER_S", 0.1)
     engine = PushingEngine()
     async with (
-        observed_app(engine, max_buffer_bytes=400 * KIB, unread_timeout_s=2.0) as server,
+        observed_app(engine, max_buffer_bytes=350 * KIB, unread_timeout_s=20.0) as server,
         RawClient(server.app.port, 0) as greedy,
         RawClient(server.app.port, 0) as modest,
         RawClient(server.app.port) as reader,
@@ -164,7 +184,7 @@ async def test_when_all_hold_too_much_those_that_stand_still_go_first_and_the_re
             for name in calls:
                 engine.tell(*(delta(name, token, alternatives=20) for _ in range(3)))
         await eventually(lambda: len(engine.cancelled) >= 2)
-        await eventually(lambda: server.app.backlogs.bytes <= 400 * KIB)
+        await eventually(lambda: server.app.backlogs.bytes <= 350 * KIB)
         assert set(engine.cancelled) < set(calls)
         engine.tell(delta("read", 1, last=True), done("read"))
         await eventually(lambda: read in reader.ended)
@@ -173,10 +193,13 @@ async def test_when_all_hold_too_much_those_that_stand_still_go_first_and_the_re
         assert "small" not in engine.cancelled
 
 
-async def test_a_connection_that_leaves_its_cut_streams_unread_gets_no_further_calls_and_others_do() -> None:
+async def test_a_connection_that_leaves_its_cut_streams_unread_gets_no_further_calls_and_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weir.server.backlog.STALLED_AFTER_S", 0.1)
     engine = PushingEngine()
     async with (
-        observed_app(engine, unread_timeout_s=0.2, max_stream_buffer_bytes=100 * KIB) as server,
+        observed_app(engine, unread_timeout_s=0.5, max_stream_buffer_bytes=40 * KIB) as server,
         RawClient(server.app.port, 0) as client,
         RawClient(server.app.port) as other,
     ):
@@ -184,7 +207,11 @@ async def test_a_connection_that_leaves_its_cut_streams_unread_gets_no_further_c
         for number in range(3):
             await engine.has(f"r{number}")
             engine.tell(admitted(f"r{number}"))
+        # While another one of its streams goes on, it is not closed.
+        client.call(GENERATE, request("going on"))
+        await engine.has("going on")
         await eventually(lambda: server.statuses() == {"RESOURCE_EXHAUSTED": 3})
+        await asyncio.sleep(0.3)
         for method in (GENERATE, COMPLETE):
             refused = client.call(method, request("more"))
             await eventually(lambda ended=refused: ended in client.ended)  # type: ignore[misc]
@@ -195,6 +222,7 @@ async def test_a_connection_that_leaves_its_cut_streams_unread_gets_no_further_c
         for stream in streams:
             client.grant(stream, 1000)
         await eventually(lambda: client.ended >= set(streams))
+        await asyncio.sleep(0.3)
         client.call(GENERATE, request("again"))
         await engine.has("again")
 
@@ -236,22 +264,76 @@ async def test_while_answers_hold_all_there_is_new_calls_are_told_to_come_back()
         await engine.has("later")
 
 
+async def test_a_connection_that_reads_nothing_at_all_is_closed_and_one_that_generates_is_not() -> None:
+    engine = PushingEngine()
+    async with (
+        observed_app(engine, unread_timeout_s=0.2) as server,
+        RawClient(server.app.port, 0) as dead,
+        RawClient(server.app.port, 0) as shared,
+        RawClient(server.app.port) as other,
+    ):
+        going_on = shared.call(GENERATE, request("going on"))
+        await engine.has("going on")
+        unread = {"d1": dead, "d2": dead, "s1": shared}
+        for name, client in unread.items():
+            client.call(GENERATE, request(name))
+            await engine.has(name)
+            engine.tell(admitted(name))
+        dead.call(COMPLETE, request("unary"))
+        await engine.has("unary")
+        engine.tell(admitted("unary"), delta("unary", 1, last=True), done("unary"))
+        watch = dead.call("/weir.v1.BudgetService/WatchBudget", b"")
+        await eventually(lambda: dead.closed.is_set())
+        assert watch not in dead.ended
+        await asyncio.sleep(0.5)
+        assert not shared.closed.is_set()
+        assert not other.closed.is_set()
+        # What its cut calls held is given back; of the other connection one call is left unread.
+        await eventually(lambda: server.app.backlogs.bytes < 20 * KIB)
+        engine.tell(admitted("going on"), delta("going on", 1, last=True), done("going on"))
+        shared.grant(going_on, 1000)
+        await eventually(lambda: going_on in shared.ended)
+        assert shared.headers[going_on]["grpc-status"] == "0"
+        await eventually(lambda: shared.closed.is_set())
+        await eventually(lambda: server.app.backlogs.bytes == 0)
+
+
+@pytest.mark.parametrize("peer", ["unix:", "unix:/tmp/x", "ipv4:127.0.0.1:1", "ipv6:%5B::1%5D:1", "", "ipv4:localhost"])
+def test_a_peer_that_is_not_there_closes_nothing(peer: str) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert close_connections({peer}) == 0
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    ("listening", "name"), [("::1", "ipv6:%5B::1%5D:{}"), ("::ffff:127.0.0.1", "ipv4:127.0.0.1:{}")]
+)
+def test_a_connection_is_found_by_the_name_that_grpc_gives_its_peer(listening: str, name: str) -> None:
+    with socket.socket(socket.AF_INET6) as listener:
+        listener.bind((listening, 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()[:2]) as client, listener.accept()[0] as server:
+            assert close_connections({name.format(client.getsockname()[1])}) == 1
+            assert client.recv(1) == b""
+            assert server.recv(1) == b""
+
+
 async def test_watches_that_nobody_reads_end_too() -> None:
     engine = PushingEngine()
-    async with observed_app(engine, unread_timeout_s=0.2) as server, RawClient(server.app.port, 0) as client:
+    async with observed_app(engine, unread_timeout_s=0.25) as server, RawClient(server.app.port, 0) as client:
         watches = [
             client.call("/weir.v1.BudgetService/WatchBudget", b""),
             client.call("/grpc.health.v1.Health/Watch", b""),
             client.call("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics", b""),
         ]
         await eventually(lambda: all(":status" in client.headers[watch] for watch in watches))
-        # Opened late, the window lets the message through, and then the status: the server had given up long before.
-        await asyncio.sleep(0.5)
+        # Opened late, the window lets the message through, and then the status: the server had given up before.
+        await asyncio.sleep(0.3)
         for watch in watches:
             client.grant(watch, 1000)
         await eventually(lambda: client.ended >= set(watches))
         assert {refusal_in(client.headers[watch]).reason for watch in watches} == {"CLIENT_TOO_SLOW"}
-        assert server.app.backlogs.bytes == 0
+        await eventually(lambda: server.app.backlogs.bytes == 0)
 
 
 async def test_shutting_down_does_not_wait_for_who_does_not_read(caplog: pytest.LogCaptureFixture) -> None:

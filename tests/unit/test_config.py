@@ -32,7 +32,7 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
     ("text", "size"), [("1024", 1024), ("1GiB", 2**30), ("512Mi", 2**29), ("1.5G", 1_500_000_000), ("3k", 3000)]
 )
 def test_sizes_take_units(text: str, size: int) -> None:
-    assert load("--max-message", text).server.max_message_bytes == size
+    assert load("--trace-file-max", text).telemetry.trace_file_max_bytes == size
     if size >= 2**20:
         assert load("--kv-memory", text).engine.kv_memory_bytes == size
 

@@ -74,3 +74,13 @@ def test_a_job_goes_on_when_nobody_reads_of_it() -> None:
         time.sleep(0.02)
         progress.add(8)
     assert progress.done == 8
+
+
+def test_a_job_of_stages_shows_the_one_it_is_at_and_its_own_time() -> None:
+    lines: list[str] = []
+    with Progress("loading", unit="MiB", every_s=0.01, say=lines.append, terminal=False) as progress:
+        until(lambda: "loading, 0 s" in lines)
+        progress.at("loading: reading weights", 3, 12)
+        until(lambda: any(line.startswith("loading: reading weights 3 of 12 MiB, 0 s") for line in lines))
+        progress.at("loading: making room", 0, None)
+        until(lambda: "loading: making room, 0 s" in lines)

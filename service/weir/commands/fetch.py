@@ -24,6 +24,11 @@ def run(args: argparse.Namespace) -> int:
         print(fetch(args.name, args.dest, revision=args.revision))
     except ModelError as error:
         print(f"weir fetch: {error}", file=sys.stderr)
-        may_succeed_later = isinstance(error, FetchError) and not isinstance(error, UnknownModelError)
-        return FAILED if may_succeed_later else WRONG_USAGE
+        return exit_code(error)
     return OK
+
+
+def exit_code(error: ModelError) -> int:
+    """FAILED for a download that may succeed another time, WRONG_USAGE for what is no model."""
+    may_succeed_later = isinstance(error, FetchError) and not isinstance(error, UnknownModelError)
+    return FAILED if may_succeed_later else WRONG_USAGE

@@ -28,8 +28,8 @@ class OutOfBlocksError(Exception):
 class BlockHasher:
     """Chained hashes of full blocks: a hash names a block's tokens and everything before them.
 
-    Keyed by a secret of this process, so that nobody can craft a collision, and rooted in the tenant's part of the cache
-    and the cache salt, so that requests of different parts or salts never share a block.
+    Keyed by a secret of this process, so that nobody can craft a collision, and rooted in the tenant's part of the
+    cache and in the cache salt, so that requests of different parts or salts never share a block.
     """
 
     def __init__(

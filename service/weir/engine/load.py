@@ -29,6 +29,7 @@ from weir.models.check import open_tokenizer
 from weir.models.cpu_decoder import CpuDecoder
 from weir.models.decoder import Decoder
 from weir.models.end_tokens import end_tokens
+from weir.models.loader import Report, no_report
 from weir.models.spec import ModelSpec
 from weir.models.tokenizer import Tokenizer
 
@@ -44,8 +45,11 @@ def say_which_gpu(used: int, visible: int, logger: logging.Logger) -> None:
         )
 
 
-def load_engine(settings: Settings) -> EngineCore:
-    """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong."""
+def load_engine(settings: Settings, report: Report = no_report) -> EngineCore:
+    """Load the model and size the KV pool. Raises ConfigError, or a ModelError that names what is wrong.
+
+    report: is told how far loading is.
+    """
     model, engine = settings.model, settings.engine
     folder = Path(model.model)
     tokenizer = open_tokenizer(folder, random_weights=model.load_format == "dummy")
@@ -64,6 +68,7 @@ def load_engine(settings: Settings) -> EngineCore:
             load_format=model.load_format,
             threads=threads,
             max_positions=max_model_len,
+            report=report,
         )
     except KernelError as error:
         raise ConfigError(str(error)) from None
@@ -73,6 +78,7 @@ def load_engine(settings: Settings) -> EngineCore:
         say_which_gpu(used, torch.cuda.device_count(), _log)
     block_size = engine.block_size or _BLOCK_SIZE[device.type]
     shape = StepShape(engine.max_batch_tokens, engine.max_running, blocks_for(max_model_len, block_size), block_size)
+    report("making room for the KV pool and for steps")
     try:
         num_blocks = pool_blocks(engine, decoder, shape, max_model_len)
         runner = _runner(decoder, num_blocks, shape, engine.cuda_graphs)

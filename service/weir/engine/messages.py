@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, QueueOutlook, StepRecord
 from weir.engine.request import Event, GenerateRequest
 from weir.engine.validation import RequestLimits
 
@@ -31,6 +31,13 @@ class Flush:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """To the engine: end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """From the engine, before Ready: how far it is."""
+
+    stage: LoadStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +75,4 @@ class Fatal:
 
 
 ToEngine = Submit | Cancel | Flush | Stop
-FromEngine = Ready | Output | Flushed | Fatal
+FromEngine = Loading | Ready | Output | Flushed | Fatal

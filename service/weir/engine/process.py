@@ -21,10 +21,22 @@ from multiprocessing import resource_tracker
 from weir.config import Settings
 from weir.engine.errors import EngineFailedError, UnavailableError, WrongSettingsError
 from weir.engine.heartbeat import Heartbeat, Progress
-from weir.engine.messages import Cancel, Fatal, Flush, Flushed, FromEngine, Output, Ready, Stop, Submit, ToEngine
+from weir.engine.messages import (
+    Cancel,
+    Fatal,
+    Flush,
+    Flushed,
+    FromEngine,
+    Loading,
+    Output,
+    Ready,
+    Stop,
+    Submit,
+    ToEngine,
+)
 from weir.engine.openmp import sleep_between_steps
 from weir.engine.queue_gate import QueueGate, Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, QueueOutlook, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, QueueOutlook, StepRecord
 from weir.engine.request import Admitted, Done, Event, Failed, GenerateRequest
 from weir.engine.tenants import tenants_of
 from weir.engine.unread import Meter, UnreadEvents, held_bytes, prompt_scores_bytes
@@ -124,6 +136,7 @@ class EngineClient:
         self._stopping = False
         self._heard_at = self._asked_at = 0.0
         self.on_step: list[Callable[[StepRecord], None]] = []
+        self.on_loading: list[Callable[[LoadStage], None]] = []
 
     def start(self) -> None:
         """Spawn the process and begin to listen to it. Call it on the event loop, before any gRPC object exists."""
@@ -162,12 +175,15 @@ class EngineClient:
             raise UnavailableError("MODEL_LOADING", 1.0)
         return self._gate.reserve(tokens_upper_bound, tenant)
 
-    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> RequestStream:
-        """Hand a request to the engine. Raises InvalidRequestError or EngineFailedError; the ticket stays yours."""
-        if self.failed.done():
-            raise self.failed.result()
+    def validate(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError for a request that the engine would refuse."""
         assert self._limits is not None, "the engine is not ready"
         validate(request, self._limits, self._tenants.get(request.tenant).kv_share)
+
+    def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> RequestStream:
+        """Hand a valid request to the engine. Raises EngineFailedError; the ticket stays yours."""
+        if self.failed.done():
+            raise self.failed.result()
         request = replace(request, request_id=self._unused_id(request.request_id))
         ticket.resize(request.most_tokens)
         self._ask()
@@ -251,6 +267,9 @@ class EngineClient:
                 if record is not None:
                     for listener in self.on_step:
                         listener(record)
+            case Loading(stage):
+                for heard in self.on_loading:
+                    heard(stage)
             case Ready(info, limits, budget):
                 self._info, self._limits, self._budget = info, limits, budget
                 self._ready.set_result(info)

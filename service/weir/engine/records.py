@@ -115,6 +115,15 @@ class QueueOutlook:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadStage:
+    """What is being loaded, and how far: MiB done of a total, 0 where that is not known."""
+
+    what: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine serves; known once the model is loaded."""
 

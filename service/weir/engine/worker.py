@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from weir.config import ConfigError, Settings
 from weir.engine.errors import RequestError
 from weir.engine.heartbeat import Heartbeat
-from weir.engine.messages import Cancel, Fatal, Flush, Flushed, Output, Ready, Stop, Submit, ToEngine
-from weir.engine.records import QueueOutlook, StepRecord
+from weir.engine.messages import Cancel, Fatal, Flush, Flushed, Loading, Output, Ready, Stop, Submit, ToEngine
+from weir.engine.records import LoadStage, QueueOutlook, StepRecord
 from weir.engine.request import Event, Failed
 from weir.models.errors import ModelError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _IDLE_POLL_S = 0.5
 _EMPTY_STEP_S = 0.001
+_REPORT_EVERY_S = 0.2
 _NICENESS = 5
 
 
@@ -34,10 +35,12 @@ def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heart
     # On a CPU, compute threads keep every core busy. Those that answer clients and probes go first: they need little,
     # and a step that has to stop for them does so for a shorter time.
     os.nice(_NICENESS)
+    reports = _LoadReports(outbox)
     try:
+        reports.send("importing torch")
         from weir.engine.load import load_engine, request_limits  # late: torch stays out of the server
 
-        core = load_engine(settings)
+        core = load_engine(settings, reports.send)
         outbox.send(Ready(core.info, request_limits(settings, core.info), core.snapshot()))
         messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         threading.Thread(target=_read_into, args=(inbox, messages), daemon=True).start()
@@ -66,6 +69,21 @@ class _Reports:
         new = None if outlook is self._told else outlook
         self._told = outlook
         self._outbox.send(Output(record, self._core.snapshot(), events, new))
+
+
+class _LoadReports:
+    """How far loading is, sent to the server: not more often than anybody can watch."""
+
+    def __init__(self, outbox: Connection) -> None:
+        self._outbox = outbox
+        self._what = ""
+        self._next_at = 0.0
+
+    def send(self, what: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
+        now = time.monotonic()
+        if what != self._what or now >= self._next_at:
+            self._outbox.send(Loading(LoadStage(what, done_bytes >> 20, total_bytes >> 20)))
+            self._what, self._next_at = what, now + _REPORT_EVERY_S
 
 
 def _serve(core: EngineCore, messages: queue.SimpleQueue[ToEngine], outbox: Connection, heartbeat: Heartbeat) -> None:

@@ -12,7 +12,7 @@ from weir_kernels import cpu, dispatch
 from weir.models.cpu_decoder import CpuDecoder
 from weir.models.decoder import Decoder
 from weir.models.kv_cache import KvDtype, resolve_kv_dtype
-from weir.models.loader import dummy_weights, load_weights, resolve_dtype
+from weir.models.loader import Report, dummy_weights, load_weights, no_report, resolve_dtype
 from weir.models.spec import ModelSpec
 
 
@@ -36,12 +36,13 @@ def build_decoder(
     load_format: Literal["auto", "dummy"] = "auto",
     threads: int | None = None,
     max_positions: int | None = None,
+    report: Report = no_report,
 ) -> Decoder | CpuDecoder:
     """Read the config and the weights (or make random ones) and choose the kernels.
 
     A bf16 model on a CPU with AVX-512 or AVX2 gets the fused step, everything else the decoder over `Kernels`.
     threads: of the fused step; default, what the container may use. max_positions: the longest sequence that will be
-    computed; default, the model's own, whose tables can be large.
+    computed; default, the model's own, whose tables can be large. report: is told how far this is.
 
     Raises a ModelError that says what is wrong with the folder, or KernelError when the kernels do not run on the
     device or have no KV cache of the dtype.
@@ -58,9 +59,12 @@ def build_decoder(
         )
     wanted = resolve_dtype(dtype, spec)
     if load_format == "dummy":
+        report("making weights up")
         weights = dummy_weights(spec, wanted, target)
     else:
-        weights = load_weights(folder, spec, wanted, target)
-    if target.type == "cpu" and wanted == torch.bfloat16 and kernels in ("auto", "cpu") and cpu.available():
-        return CpuDecoder(spec, weights, threads)
+        weights = load_weights(folder, spec, wanted, target, report)
+    if target.type == "cpu" and wanted == torch.bfloat16 and kernels in ("auto", "cpu"):
+        report("preparing the CPU kernels")  # compiled, at their first use
+        if cpu.available():
+            return CpuDecoder(spec, weights, threads, report=report)
     return Decoder(spec, weights, ops, resolve_kv_dtype(kv_cache_dtype, wanted))

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
+from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from weir.models.errors import PromptError, TokenizerError
+from weir.models.errors import ModelFolderError, PromptError, TokenizerError
 from weir.models.json_file import read_json
-from weir.models.special_tokens import read_special_tokens
+from weir.models.special_tokens import TOKENIZER_CONFIG, read_special_tokens
+from weir.models.template_environment import MeteredEnvironment
+from weir.models.template_meter import RenderLimits, TemplateLimitError
+
+# Several times the longest of any model there is.
+MAX_SOURCE_CHARS = 2**17
+_LIMITS = RenderLimits()
+_LONGEST_MESSAGE = 300
+# What an expression in a template can raise, and a template that calls itself.
+_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 
 
 class ChatTemplate:
     """Renders messages as transformers' `apply_chat_template(add_generation_prompt=True, tokenize=False)` does."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """special_tokens: the names a template may use, as `bos_token`. Raises TokenizerError for a bad template."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], limits: RenderLimits = _LIMITS) -> None:
+        """special_tokens: the names a template may use, as `bos_token`. limits: of every render.
+
+        Raises TokenizerError for a template that is too long, does not compile, or has no end.
+        """
         self._special_tokens = dict(special_tokens)
+        self._limits = limits
+        self._environment = _environment()
+        if len(source) > MAX_SOURCE_CHARS:
+            raise TokenizerError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are read")
         try:
-            self._template = _environment().from_string(source)
+            self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise TokenizerError(f"the chat template is invalid at line {error.lineno}: {error.message}") from None
+            raise TokenizerError(f"the chat template is invalid at line {error.lineno}: {_brief(error)}") from None
+        except (jinja2.TemplateError, *_FAULTS, SyntaxError) as error:
+            raise TokenizerError(f"the chat template cannot be compiled: {_brief(error)}") from None
+        self._try()
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
-        """Read chat_template.jinja, or `chat_template` in tokenizer_config.json; None when the model has neither."""
-        config_file = folder / "tokenizer_config.json"
-        config = read_json(config_file) if config_file.is_file() else {}
-        own_file = folder / "chat_template.jinja"
-        source = own_file.read_text(encoding="utf-8") if own_file.is_file() else _default(config.get("chat_template"))
+        """Read chat_template.jinja, or `chat_template` in tokenizer_config.json; None when the model has neither.
+
+        Raises ModelFolderError for a damaged file, and what making one raises.
+        """
+        source = _source(folder)
         return None if source is None else cls(source, read_special_tokens(folder).of_templates)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -51,22 +68,58 @@ class ChatTemplate:
                 if not isinstance(message.get(key), str):
                     raise PromptError(f"message {index} needs a text as its {key}")
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise PromptError(f"the model's chat template refuses these messages: {error}") from None
+            return self._rendered(messages)
+        except TemplateLimitError as error:
+            raise PromptError(f"the model's chat template cannot render these messages: {_brief(error)}") from None
+        except (jinja2.TemplateError, *_FAULTS) as error:
+            raise PromptError(f"the model's chat template refuses these messages: {_brief(error)}") from None
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+        chars = sum(len(message["role"]) + len(message["content"]) for message in messages)
+        self._environment.using(self._limits.meter(len(messages), chars))
+        return self._template.render(
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **self._special_tokens,
+        )
+
+    def _try(self) -> None:
+        """What no message is needed to find out. A template may refuse this conversation; it may not go on for ever."""
+        try:
+            self._rendered([{"role": "user", "content": "Hi"}])
+        except TemplateLimitError as error:
+            raise TokenizerError(f"the chat template renders no message: {_brief(error)}") from None
+        except (jinja2.TemplateError, *_FAULTS):
+            return
 
 
-def _default(templates: object) -> str | None:
-    """`chat_template` is one template, or a list of named ones."""
+def _source(folder: Path) -> str | None:
+    own_file = folder / "chat_template.jinja"
+    if own_file.is_file():
+        try:
+            # One character more than allowed is enough to be refused.
+            with own_file.open(encoding="utf-8") as file:
+                return file.read(MAX_SOURCE_CHARS + 1)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFolderError(f"cannot read {own_file}: {error}") from None
+    config_file = folder / TOKENIZER_CONFIG
+    config = read_json(config_file) if config_file.is_file() else {}
+    templates = config.get("chat_template")
     if isinstance(templates, list):
-        return {entry["name"]: entry["template"] for entry in templates}.get("default")
-    return templates if isinstance(templates, str) else None
+        # Named ones; the others are for tools and the like.
+        named = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, Mapping)}
+        templates = named.get("default")
+    if templates is not None and not isinstance(templates, str):
+        raise ModelFolderError(f"{config_file}: chat_template must be a text or a list of named texts")
+    return templates
+
+
+def _brief(error: BaseException) -> str:
+    """What a template or its compiler says may be as long as they like."""
+    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "…"
 
 
 class _GenerationBlocks(Extension):
@@ -79,26 +132,12 @@ class _GenerationBlocks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
+def _environment() -> MeteredEnvironment:
+    environment = MeteredEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks])
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
 
 
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML characters, which a prompt must not. The order of parameters is transformers'.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.TemplateError(message if isinstance(message, str) else f"it raises a {type(message).__name__}")

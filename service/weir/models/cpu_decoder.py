@@ -6,7 +6,7 @@ import torch
 from weir_kernels.cpu import CpuKvCache, CpuModel, CpuModelShape, PhaseClock, compute_threads
 from weir_kernels.ragged import RaggedBatch
 
-from weir.models.loader import Weights
+from weir.models.loader import Report, Weights, no_report
 from weir.models.rope_table import rope_table
 from weir.models.spec import ModelSpec
 
@@ -18,7 +18,14 @@ class CpuDecoder:
     are bf16.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Weights, threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        threads: int | None = None,
+        isa: str | None = None,
+        report: Report = no_report,
+    ) -> None:
         """Pack the weights, emptying `weights` on the way so that no second copy is kept.
 
         threads: default, what the container may use. isa: default, the best this machine has. Raises CpuKernelError.
@@ -30,7 +37,7 @@ class CpuDecoder:
         self.kernels = f"cpu-{self._model.isa}"
         # torch's own operations between steps use the same OpenMP pool; teams of one size keep its threads alive.
         torch.set_num_threads(self._model.threads)
-        _pack(self._model, spec, weights)
+        _pack(self._model, spec, weights, report)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes of one KV block of block_size tokens, all layers; the head is padded to a multiple of 16."""
@@ -76,8 +83,10 @@ def _shape(spec: ModelSpec) -> CpuModelShape:
     )
 
 
-def _pack(model: CpuModel, spec: ModelSpec, weights: Weights) -> None:
+def _pack(model: CpuModel, spec: ModelSpec, weights: Weights, report: Report) -> None:
+    total = model.weight_bytes
     for layer in range(spec.num_layers):
+        report("packing weights", total * layer // spec.num_layers, total)
         prefix = f"layers.{layer}."
         model.pack("qkv", layer, weights.pop(prefix + "qkv"))
         model.pack("output", layer, weights.pop(prefix + "o"))

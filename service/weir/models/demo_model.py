@@ -71,7 +71,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     # transformers reads GGUF through accelerate, and says that it is missing only after loading for seconds.
     missing = [name for name in ("transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise FetchError(f"converting the model needs {', '.join(missing)}: pip install 'weir[fetch]'")
+        raise FetchError(f"converting the model needs {', '.join(missing)}: pip install 'weir-llm[fetch]'")
     import torch
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

@@ -37,32 +37,39 @@ def fetch(
 
     Raises FetchError when the model cannot be had, ModelFolderError when a local folder or a download is unusable.
     """
-    if name and Path(name).exists():
-        check_model_folder(Path(name))
-        return Path(name)
-    if name != demo_model.NAME and not HUB_ID.fullmatch(name):
-        raise UnknownModelError(f"{name!r} is not a folder, not {demo_model.NAME!r} and not a hub id like 'org/name'")
-    if revision and name == demo_model.NAME:
-        raise FetchError(f"{name!r} has no revisions; --revision goes with a hub id like 'org/name'")
-    target = Path(dest_root) / (f"{name}@{revision.replace('/', '-')}" if revision else name)
+    target = folder_of(name, dest_root, revision)
+    if target == Path(name):
+        check_model_folder(target)
+        return target
     if is_model_folder(target):
         progress(f"{target} is complete")
         return target
     if name == demo_model.NAME:
         downloads = target.with_name(f".{target.name}.downloads")
         downloads.mkdir(parents=True, exist_ok=True)
-        with _lines_instead_of_bars(f"building {target}"):
+        with _lines_instead_of_bars(f"building {target}", progress):
             build_folder(target, lambda partial: demo_model.build_demo_model(partial, downloads, progress), progress)
     else:
         # The hub client keeps what it has in the partial folder, so an interrupted download goes on where it stopped.
-        with _lines_instead_of_bars(f"downloading {name}"):
+        with _lines_instead_of_bars(f"downloading {name}", progress):
             build_folder(target, lambda partial: _from_hub(name, revision, partial, progress), progress, resume=True)
     progress(f"{target} is complete")
     return target
 
 
+def folder_of(name: str, dest_root: str | Path = FETCHED, revision: str | None = None) -> Path:
+    """Where the model `name` is, or will be once it is fetched. Raises FetchError for what cannot be had."""
+    if name and Path(name).exists():
+        return Path(name)
+    if name != demo_model.NAME and not HUB_ID.fullmatch(name):
+        raise UnknownModelError(f"{name!r} is not a folder, not {demo_model.NAME!r} and not a hub id like 'org/name'")
+    if revision and name == demo_model.NAME:
+        raise FetchError(f"{name!r} has no revisions; --revision goes with a hub id like 'org/name'")
+    return Path(dest_root) / (f"{name}@{revision.replace('/', '-')}" if revision else name)
+
+
 @contextmanager
-def _lines_instead_of_bars(what: str) -> Iterator[None]:
+def _lines_instead_of_bars(what: str, progress: Callable[[str], None]) -> Iterator[None]:
     """The libraries draw bars, which are for terminals; a log gets a line now and then."""
     if sys.stderr.isatty():
         yield
@@ -70,7 +77,7 @@ def _lines_instead_of_bars(what: str) -> Iterator[None]:
     # Both are read when their libraries are imported, which happens inside.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    with Progress(f"weir fetch: {what}"):
+    with Progress(what, say=progress):
         yield
 
 
@@ -79,11 +86,11 @@ def _from_hub(repo_id: str, revision: str | None, folder: Path, progress: Callab
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise FetchError(
-            f"downloading from the hub needs the 'fetch' extra: pip install 'weir[fetch]' ({error})"
+            f"downloading from the hub needs the 'fetch' extra: pip install 'weir-llm[fetch]' ({error})"
         ) from None
     at = f" at {revision}" if revision else ""
     progress(f"downloading {repo_id}{at} from the hub")
     try:
         snapshot_download(repo_id, revision=revision, local_dir=folder, allow_patterns=_HUB_FILES)
     except Exception as error:  # the client lets the errors of its HTTP library through
-        raise FetchError(f"cannot download {repo_id}{at}: {error}") from error
+        raise FetchError(f"cannot download {repo_id}{at}: {' '.join(str(error).split())}") from error

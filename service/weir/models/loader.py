@@ -6,7 +6,7 @@ import zlib
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -14,9 +14,20 @@ from safetensors import safe_open
 from weir.models.checkpoint import find_checkpoint
 from weir.models.errors import WeightsError
 from weir.models.spec import ModelSpec
-from weir.models.tensors import JoinedTensor, joined_tensors
+from weir.models.tensors import JoinedTensor, joined_tensors, num_parameters
 
 Weights = dict[str, torch.Tensor]
+
+
+class Report(Protocol):
+    """Is told how far loading is: bytes done of a total, 0 where that is not known."""
+
+    def __call__(self, what: str, done_bytes: int = 0, total_bytes: int = 0) -> None: ...
+
+
+def no_report(what: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
+    """Tell nobody."""
+
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A prime, so that tiling it over a matrix repeats no row.
@@ -28,7 +39,9 @@ def resolve_dtype(setting: str, spec: ModelSpec) -> torch.dtype:
     return _DTYPES[spec.dtype if setting == "auto" else setting]
 
 
-def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Weights:
+def load_weights(
+    folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, report: Report = no_report
+) -> Weights:
     """Read a (sharded) safetensors checkpoint into the tensors that `joined_tensors` names.
 
     The headers are checked before any data is read. Raises WeightsError naming the tensors that are missing,
@@ -39,7 +52,13 @@ def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device
         for path in find_checkpoint(Path(folder), spec).files:
             file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             stored |= dict.fromkeys(file.keys(), file)
-        weights = {tensor.name: _read(tensor, stored, dtype, device) for tensor in joined_tensors(spec)}
+        weights: Weights = {}
+        done, total = 0, num_parameters(spec) * dtype.itemsize
+        for tensor in joined_tensors(spec):
+            report("reading weights", done, total)
+            weights[tensor.name] = _read(tensor, stored, dtype, device)
+            done += weights[tensor.name].nbytes
+        report("reading weights", done, total)
     return _with_head(weights)
 
 

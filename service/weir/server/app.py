@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from weir.config import ConfigError, Settings
 from weir.engine.errors import EngineFailedError, RequestError, UnavailableError, WrongSettingsError
 from weir.exit_codes import FAILED, OK, WRONG_USAGE
 from weir.models.errors import ModelError
+from weir.progress import Progress
 from weir.server.admin import check_address
 from weir.server.backlog import Backlogs
 from weir.server.checks import check_socket
@@ -81,6 +83,8 @@ class App:
             max_connections,
         )
         self._traffic = services.load
+        self._credentials = services.credentials
+        self._observer.credentials(services.credentials)
         self._server, self._admin, self._probes = services.public(), services.admin(), services.probes()
         self.port = 0
         self.health_port = 0
@@ -95,7 +99,7 @@ class App:
         address, admin = f"{host}:{server.port}", check_address(server.admin_address)
         if admin.startswith("unix:"):
             check_socket(admin)
-        self.port = _listen(lambda: bind(self._server, address, server), address)
+        self.port = _listen(lambda: bind(self._server, address, server, self._credentials), address)
         admin_port = _listen(lambda: self._admin.add_insecure_port(admin), admin)
         self.admin_target = admin if admin.startswith("unix:") else f"{admin.rpartition(':')[0]}:{admin_port}"
         if server.health_port is not None:
@@ -159,7 +163,8 @@ class App:
         began = time.monotonic()
         self._engine.failed.add_done_callback(lambda failed: self._fail(failed.result()))
         try:
-            token_bytes, info = await asyncio.gather(self._tokenizer.load(), self._engine.ready())
+            with self._shown_loading():
+                token_bytes, info = await asyncio.gather(self._tokenizer.load(), self._engine.ready())
         except Exception as error:
             self._fail(error)
             return
@@ -175,6 +180,16 @@ class App:
             info.kv_total_tokens,
             time.monotonic() - began,
         )
+
+    @contextlib.contextmanager
+    def _shown_loading(self) -> Iterator[None]:
+        telemetry = self._settings.telemetry
+        watched = sys.stderr.isatty() and telemetry.log_format == "text" and telemetry.log_level in ("debug", "info")
+        with Progress("loading", unit="MiB", terminal=watched, say=_log.info) as progress:
+            self._engine.on_loading.append(
+                lambda stage: progress.at(f"loading: {stage.what}", stage.done, stage.total or None)
+            )
+            yield
 
     def _exit_code(self) -> int:
         if self._failure is None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from weir.engine.errors import EngineFailedError
 from weir.engine.queue_gate import Ticket
-from weir.engine.records import BudgetSnapshot, EngineInfo, StepRecord
+from weir.engine.records import BudgetSnapshot, EngineInfo, LoadStage, StepRecord
 from weir.engine.request import Event, GenerateRequest
 from weir.engine.unread import Meter
 
@@ -43,6 +43,8 @@ class Engine(Protocol):
     """The engine as seen from the event loop: nothing here blocks."""
 
     on_step: list[Callable[[StepRecord], None]]
+    on_loading: list[Callable[[LoadStage], None]]
+    """Told how far loading is, until the engine is ready."""
     failed: asyncio.Future[EngineFailedError]
     """Done when the engine process has died."""
 
@@ -68,8 +70,11 @@ class Engine(Protocol):
         Raises QueueFullError or UnavailableError.
         """
 
+    def validate(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequestError for a request that can never be served."""
+
     def submit(self, request: GenerateRequest, ticket: Ticket, meter: Meter) -> EventStream:
-        """Queue a request; the ticket stays the caller's to release. Raises InvalidRequestError.
+        """Queue a valid request; the ticket stays the caller's to release. Raises EngineFailedError.
 
         `meter` counts what the engine has made and the reader of the stream has not done with.
         """

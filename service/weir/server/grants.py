@@ -33,8 +33,8 @@ class Grant:
 def read_grants(text: str) -> dict[str, Grant]:
     """The grants of a token file, by token.
 
-    Where a line names a tenant, tokens without one speak for none; where no line does, for any. Raises ValueError, which
-    shows no token, for a name that no call could have and for a token that has two.
+    Where a line names a tenant, tokens without one speak for none; where no line does, for any. Raises ValueError,
+    which shows no token, for a name that no call could have and for a token that has two.
     """
     lines = token_lines(text)
     unbound = Grant(None if all(line.tenant is None for line in lines) else "")

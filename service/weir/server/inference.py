@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -20,12 +20,12 @@ from weir.server.engine_api import Engine
 from weir.server.errors import status_of
 from weir.server.lifecycle import Lifecycle
 from weir.server.live import LiveRequests
-from weir.server.metadata import REQUEST_ID_KEY, text_metadata
+from weir.server.metadata import REQUEST_ID_KEY, begin_stream, text_metadata
 from weir.server.observer import Observer, RequestObserver
 from weir.server.prompts import PromptEncoder
 from weir.server.pulse import Pulse
 from weir.server.replies import StreamReply, UnaryReply, parts_of
-from weir.server.security import Callers
+from weir.server.tokens import Callers
 from weir.server.translate import (
     AnyRequest,
     api_field_names,
@@ -77,10 +77,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             reply = StreamReply(spec, self._pieces(spec))
             async for event in events:
                 if isinstance(event, Admitted):
-                    # Apart from the message that follows: while that waits for its reader, no status could be sent.
-                    await _done(context.send_initial_metadata(()), backlog)
+                    await begin_stream(context)
                 for message in reply.push(event):
-                    await _done(context.write(message), backlog)
+                    backlog.write(message)
+                    await context.write(message)
+                    backlog.written()
 
     async def Complete(self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext) -> pb.CompleteResponse:
         """Answer once with everything."""
@@ -148,8 +149,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         try:
             async with self._submitted(request, metadata, context, deadline, observer) as generation:
                 yield generation
-        except asyncio.CancelledError as error:
-            # gRPC cancels the handler both when the client goes and when the deadline passes.
+        except (asyncio.CancelledError, grpc.aio.BaseError) as error:
+            # gRPC ends the call both when the client goes and when the deadline passes: by a cancellation, or by an
+            # error of the write that is under way.
             by_deadline = deadline is not None and deadline.explains_an_end_now()
             code, failure = "DEADLINE_EXCEEDED" if by_deadline else "CANCELLED", error
             raise
@@ -192,13 +194,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             )
             with api_field_names():
                 self._engine.check(draft)
+            is_stream = isinstance(request, pb.GenerateRequest)
             ticket = self._engine.reserve(reservation_tokens(request, info), tenant)
             try:
-                spec = with_prompt(draft, request, await prompts.encode(request.prompt), info)
-                observer.submitted(spec)
-                is_stream = isinstance(request, pb.GenerateRequest)
                 with self._backlogs.open(context, live.interrupt if is_stream else None) as backlog:
+                    spec = with_prompt(draft, request, await prompts.encode(request.prompt), info)
+                    observer.submitted(spec)
                     with api_field_names():
+                        self._engine.validate(spec)
                         (check_stream if is_stream else check_unary)(spec, info.vocab_size, self._max_message_bytes)
                         stream = self._engine.submit(spec, ticket, backlog)
                         observer.queued(stream.request_id)
@@ -214,14 +217,3 @@ async def _observed(events: AsyncIterable[Event], observer: RequestObserver) -> 
     async for event in events:
         observer.event(event)
         yield event
-
-
-async def _done(operation: Awaitable[None], backlog: Backlog) -> None:
-    """Await one step of sending, and let the backlog know of it. A call that gRPC has ended is cancelled."""
-    backlog.writing_since = time.monotonic()
-    try:
-        await operation
-    except grpc.aio.BaseError as error:
-        # The call ended under the write: by the client, its deadline or its connection.
-        raise asyncio.CancelledError from error
-    backlog.writing_since = None

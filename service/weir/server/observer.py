@@ -34,6 +34,18 @@ class Output(Protocol):
         """What all calls hold now."""
 
 
+class Credentials(Protocol):
+    """The files that say who may connect."""
+
+    @property
+    def tokens_unusable(self) -> bool:
+        """Whether the token file holds no token, or cannot be read."""
+
+    @property
+    def certificate_ends_unix_s(self) -> float:
+        """When the first certificate ends; 0 without TLS."""
+
+
 class Observer(Protocol):
     """Sees a server's life. `weir.telemetry.telemetry.Telemetry` is one."""
 
@@ -42,6 +54,9 @@ class Observer(Protocol):
 
     def output(self, held: Output) -> None:
         """Where to read how much output waits for its readers."""
+
+    def credentials(self, held: Credentials) -> None:
+        """Where to read whether the server's files of tokens and certificates are good."""
 
     def watch(self, engine: Engine, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:
         """The model is loaded."""
@@ -64,6 +79,9 @@ class NoObserver:
         return 0
 
     def output(self, held: Output) -> None:
+        """Ignored."""
+
+    def credentials(self, held: Credentials) -> None:
         """Ignored."""
 
     def watch(self, engine: Engine, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:

@@ -1,60 +1,68 @@
-"""TLS with certificates that may be renewed, and bearer tokens that may be changed, while the server runs.
-
-A token may be for one tenant: then the server knows whose a call is, and need not believe it.
-"""
+"""TLS with certificates that may be renewed while the server runs."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Mapping
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 
 from weir.config import ConfigError, ServerSettings
-from weir.server.errors import ErrorStatus, StatusError, status_of
-from weir.server.grants import Grant, read_grants
-from weir.server.metadata import AUTHORIZATION_KEY, TENANT_KEY, text_of
+from weir.server.certificate_dates import Validity, validities
+from weir.server.file_stamp import Stamp, stamp_of
+from weir.server.tokens import TokenFile
 
-# Probes carry no credentials, and their answer tells nothing.
-OPEN_SERVICES = ("/grpc.health.v1.Health/",)
+_EXPIRES_SOON = timedelta(days=7)
+_TELL_EVERY_S = 86_400.0
 
 _log = logging.getLogger(__name__)
-_Stamp = tuple[tuple[int, int, int], ...]
 
 
-def bind(server: grpc.aio.Server, address: str, settings: ServerSettings) -> int:
+class Credentials:
+    """The files that say who may connect, for those who watch them; `server_credentials` fills in the certificates."""
+
+    def __init__(self, tokens: TokenFile | None = None) -> None:
+        self.tokens = tokens
+        self.certificates: CertificateFiles | None = None
+
+    @property
+    def tokens_unusable(self) -> bool:
+        """Whether no token could be read when the file was last looked at, which is now."""
+        return self.tokens is not None and self.tokens.is_unusable()
+
+    @property
+    def certificate_ends_unix_s(self) -> float:
+        """When the certificate in use, or the clients' CA, ends; 0 without TLS."""
+        return self.certificates.ends_unix_s if self.certificates is not None else 0.0
+
+
+def bind(
+    server: grpc.aio.Server, address: str, settings: ServerSettings, credentials: Credentials | None = None
+) -> int:
     """Bind `address` (HOST:PORT) with TLS where the settings ask for it; the port that was bound.
 
     Raises ConfigError for files that hold no usable certificate, RuntimeError when the port is taken.
     """
-    credentials = server_credentials(settings)
-    bound = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    secure = server_credentials(settings, credentials)
+    bound = server.add_insecure_port(address) if secure is None else server.add_secure_port(address, secure)
     return int(bound)
 
 
-def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
+def server_credentials(
+    settings: ServerSettings, credentials: Credentials | None = None
+) -> grpc.ServerCredentials | None:
     """Credentials that read the files again when they change; None without TLS. Raises ConfigError."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     files = CertificateFiles(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+    if credentials is not None:
+        credentials.certificates = files
     return grpc.dynamic_ssl_server_credentials(
         files.load(), files.newer, require_client_authentication=settings.tls_client_ca_file is not None
     )
-
-
-def callers(settings: ServerSettings, tenants: Collection[str] = ()) -> Callers:
-    """Who calls, by the settings' tokens; `tenants` are the configured ones. Raises ConfigError for a wrong file."""
-    file = settings.auth_tokens_file
-    return Callers(None if file is None else TokenFile(file, tenants))
-
-
-def token_interceptors(known: Callers) -> list[grpc.aio.ServerInterceptor]:
-    """The interceptor that checks tokens, or none where none are asked for."""
-    return [TokenInterceptor(known)] if known.asks_for_tokens else []
 
 
 class CertificateFiles:
@@ -62,11 +70,19 @@ class CertificateFiles:
 
     def __init__(self, cert: str, key: str, client_ca: str | None) -> None:
         self._cert, self._key, self._client_ca = Path(cert), Path(key), Path(client_ca) if client_ca else None
-        self._seen: _Stamp = ()
+        self._seen: tuple[Stamp, ...] = ()
+        self._validity: Validity | None = None  # unknown for a form that is not read here
+        self._told_at = 0.0
+
+    @property
+    def ends_unix_s(self) -> float:
+        """When clients, or the server, begin to refuse the certificate in use; 0 where that is not known."""
+        return self._validity.ends.timestamp() if self._validity is not None else 0.0
 
     def load(self) -> grpc.ServerCertificateConfiguration:
         """Read the files, for gRPC. Raises ConfigError when they cannot be used."""
         pair, roots = self.read()
+        self._tell_dates()
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
     def read(self) -> tuple[tuple[bytes, bytes], bytes | None]:
@@ -86,13 +102,15 @@ class CertificateFiles:
             raise ConfigError(
                 f"tls-cert-file {self._cert}, tls-key-file {self._key}, tls-client-ca-file {self._client_ca}: {error}"
             ) from None
-        self._seen = stamp
+        self._seen, self._validity = stamp, _in_use(pair[1], roots)
         return pair, roots
 
     def newer(self) -> grpc.ServerCertificateConfiguration | None:
         """The files once more if they changed, for gRPC to ask at each handshake; wrong files change nothing."""
         stamp = self._stamp()
         if stamp == self._seen:
+            if time.monotonic() - self._told_at > _TELL_EVERY_S:
+                self._tell_dates()
             return None
         try:
             renewed = self.load()
@@ -103,138 +121,33 @@ class CertificateFiles:
         _log.info("certificate renewed from %s", self._cert)
         return renewed
 
-    def _stamp(self) -> _Stamp:
-        return tuple(_stamp_of(path) for path in (self._cert, self._key, self._client_ca) if path is not None)
-
-
-class TokenFile:
-    """Tokens, one a line, each for a tenant or for none (see `weir.token_lines`). tenants: the configured ones."""
-
-    def __init__(self, path: str, tenants: Collection[str] = ()) -> None:
-        self._path = Path(path)
-        self._tenants = tenants
-        self._seen = _stamp_of(self._path)
-        self._grants = read_tokens(path)
-        self._tell_unknown_tenants()
-
-    def grant(self, token: str) -> Grant | None:
-        """What `token` is good for; None: it is unknown. Takes as long for a wrong token as for a right one."""
-        self._refresh()
-        digest = _digest(token)
-        # All are compared, whichever matches: the time must not tell which one it was.
-        found = [grant for known, grant in self._grants if hmac.compare_digest(digest, known)]
-        return found[0] if found else None
-
-    def _refresh(self) -> None:
-        stamp = _stamp_of(self._path)
-        if stamp == self._seen:
+    def _tell_dates(self) -> None:
+        """Log, once a day while it is so, that clients refuse the certificate, or soon will."""
+        self._told_at = time.monotonic()
+        now = datetime.now(UTC)
+        if self._validity is None:
             return
-        self._seen = stamp
-        try:
-            self._grants = read_tokens(str(self._path))
-        except ConfigError as error:
-            _log.error("keeping the tokens in use: %s", error)
-        else:
-            _log.info("%d tokens read from %s", len(self._grants), self._path)
-            self._tell_unknown_tenants()
+        begins, ends = self._validity.begins, self._validity.ends
+        if ends <= now:
+            _log.error("the certificate (%s) ended on %s: connections are refused", self._cert, ends)
+        elif begins > now:
+            _log.error("the certificate (%s) is not valid before %s: connections are refused", self._cert, begins)
+        elif ends - now < _EXPIRES_SOON:
+            _log.warning("the certificate (%s) ends on %s", self._cert, ends)
 
-    def _tell_unknown_tenants(self) -> None:
-        for tenant in sorted(_tenants_in(self._grants) - set(self._tenants)):
-            _log.warning(
-                "auth-tokens-file: tenant %s is new, and has the place of default until the server restarts", tenant
-            )
+    def _stamp(self) -> tuple[Stamp, ...]:
+        return tuple(stamp_of(path) for path in (self._cert, self._key, self._client_ca) if path is not None)
 
 
-def read_tokens(path: str) -> list[tuple[bytes, Grant]]:
-    """The tokens of a file, hashed, and what they are good for. Raises ConfigError when there are none, or wrong ones."""
+def _in_use(chain: bytes, roots: bytes | None) -> Validity | None:
+    """From when until when connections can be made: by the server's own certificate, and some root of its clients.
+
+    What else is in the files may be old: chains carry cross-signed roots, and bundles those of long ago.
+    """
     try:
-        grants = read_grants(Path(path).read_text())
-    except UnicodeDecodeError:
-        raise ConfigError(f"auth-tokens-file: {path} is not text") from None
-    except OSError as error:
-        raise ConfigError(f"auth-tokens-file: {error}") from None
+        own = validities(chain)[0]
+        ends = [own.ends] if roots is None else [own.ends, max(root.ends for root in validities(roots))]
     except ValueError as error:
-        raise ConfigError(f"auth-tokens-file: {path}: {error}") from None
-    if not grants:
-        raise ConfigError(f"auth-tokens-file: {path} holds no token")
-    return [(_digest(token), grant) for token, grant in grants.items()]
-
-
-def tenants_of_tokens(settings: ServerSettings) -> frozenset[str]:
-    """The tenants that the token file names now, if there is one. Raises ConfigError."""
-    return frozenset() if settings.auth_tokens_file is None else _tenants_in(read_tokens(settings.auth_tokens_file))
-
-
-class Callers:
-    """Whose call one is: its token's tenant where there are tokens, otherwise the one it names."""
-
-    def __init__(self, tokens: TokenFile | None = None) -> None:
-        self._tokens = tokens
-
-    @property
-    def asks_for_tokens(self) -> bool:
-        """Whether calls need one."""
-        return self._tokens is not None
-
-    def tenant_of(self, metadata: Mapping[str, str]) -> str:
-        """The tenant, empty for none. Raises StatusError without a known token, or with one of another tenant."""
-        named = metadata.get(TENANT_KEY, "")
-        if self._tokens is None:
-            return named
-        scheme, _, token = metadata.get(AUTHORIZATION_KEY, "").partition(" ")
-        grant = self._tokens.grant(token.strip()) if scheme.lower() == "bearer" else None
-        if grant is None:
-            message = "send a known token as metadata: authorization: Bearer TOKEN"
-            raise StatusError(grpc.StatusCode.UNAUTHENTICATED, message)
-        return grant.tenant_of(named)
-
-
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every RPC, but for health, that has no known `authorization: Bearer TOKEN` or one of another tenant."""
-
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
-        """Let the call through, or hand back a handler that refuses it."""
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(OPEN_SERVICES):
-            return handler
-        try:
-            self._callers.tenant_of(text_of(handler_call_details.invocation_metadata))
-        except StatusError as error:
-            return _refusal_like(handler, status_of(error))
-        return handler
-
-
-def _refusal_like(handler: grpc.RpcMethodHandler, status: ErrorStatus) -> grpc.RpcMethodHandler:
-    async def refuse(request: object, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(status.code, status.message, trailing_metadata=status.trailers)
-
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    return make(refuse, handler.request_deserializer, handler.response_serializer)
-
-
-def _tenants_in(grants: Collection[tuple[bytes, Grant]]) -> frozenset[str]:
-    return frozenset(grant.tenant for _, grant in grants if grant.tenant)
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
-
-
-def _stamp_of(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (status.st_mtime_ns, status.st_ino, status.st_size)
+        _log.warning("when the certificate ends is not known: %s", error)
+        return None
+    return Validity(own.begins, min(ends))

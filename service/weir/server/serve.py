@@ -16,9 +16,9 @@ from weir.server.app import App
 from weir.server.checks import check_server
 from weir.server.prompts import NoTokenizer
 from weir.server.scheduling import patient_threads
-from weir.server.security import tenants_of_tokens
 from weir.server.signals import StopSignals, end_within
 from weir.server.tokenizer_pool import TokenizerPool
+from weir.server.tokens import tenants_of_tokens
 from weir.telemetry.telemetry import Telemetry
 
 # What a process gets that was asked to end twice: to send the last statuses, and to kill its engine.

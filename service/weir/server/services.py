@@ -27,7 +27,8 @@ from weir.server.options import server_options
 from weir.server.prompts import PromptEncoder
 from weir.server.pulse import Pulse
 from weir.server.rpc import RpcInterceptor
-from weir.server.security import callers, token_interceptors
+from weir.server.security import Credentials
+from weir.server.tokens import Callers, token_file
 from weir.server.watches import MAX_PER_CONNECTION, Watches
 from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
 
@@ -36,7 +37,6 @@ REFLECTED = (
     budget.SERVICE,
     load_report.SERVICE,
     "grpc.health.v1.Health",
-    "grpc.channelz.v1.Channelz",
     reflection.SERVICE_NAME,
 )
 
@@ -57,11 +57,12 @@ class Services:
         max_connections: int,
     ) -> None:
         self._settings = settings.server
+        self.credentials = Credentials(token_file(settings.server, settings.engine.tenants))
+        self._callers = Callers(self.credentials.tokens)
         self._max_connections = max_connections
         self._limits = limits
-        self._callers = callers(settings.server, settings.engine.tenants)
         pulse = Pulse(engine, settings.engine.stall_timeout_s)
-        watches = Watches(self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
+        watches = Watches(backlogs, self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
         self.load = LoadReporter(engine, lifecycle, watches)
         self._inference = InferenceService(
             engine,
@@ -75,18 +76,17 @@ class Services:
             self._settings.max_message_bytes,
         )
         self._budget = BudgetService(engine, lifecycle, watches)
-        self._health = HealthService(lifecycle, pulse, Watches(self._settings.unread_timeout_s))
+        self._health = HealthService(lifecycle, pulse, Watches(backlogs, self._settings.unread_timeout_s))
         self._admin = AdminService(engine, lifecycle, live, pulse)
 
     def public(self) -> grpc.aio.Server:
         """Everything that clients, balancers and tools use."""
         # Tokens first: what they refuse must not reach the handlers.
-        server = self._server(*token_interceptors(self._callers))
+        server = self._server(*self._callers.interceptors())
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         server.add_generic_rpc_handlers((self.load.handler(),))
-        channelz.add_channelz_servicer(server)
         reflection.enable_server_reflection(REFLECTED, server)
         return server
 
@@ -96,6 +96,8 @@ class Services:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        # It names every client by its address.
+        channelz.add_channelz_servicer(server)
         return server
 
     def probes(self) -> grpc.aio.Server:

@@ -12,7 +12,9 @@ from typing import Any
 import grpc
 
 from weir.engine.errors import SlowReaderError
+from weir.server.backlog import Backlogs
 from weir.server.errors import StatusError
+from weir.server.metadata import begin_stream
 
 MAX_PER_CONNECTION = 32
 RETRY_S = 5.0
@@ -25,8 +27,13 @@ class Watches:
     """Counts open watches, of the server and of each connection; bounded where bounds are given."""
 
     def __init__(
-        self, unread_timeout_s: float, max_watches: float = math.inf, max_per_connection: float = math.inf
+        self,
+        backlogs: Backlogs,
+        unread_timeout_s: float,
+        max_watches: float = math.inf,
+        max_per_connection: float = math.inf,
     ) -> None:
+        self._backlogs = backlogs
         self._unread_timeout_s = unread_timeout_s
         self._max_watches = max_watches
         self._max_per_connection = max_per_connection
@@ -47,9 +54,9 @@ class Watches:
         self._by_peer[peer] += 1
         self._total += 1
         try:
-            # Apart from the first message: while that waits for its reader, a status could not be sent otherwise.
-            await context.send_initial_metadata(())
-            yield lambda message: self._tell(context, message)
+            with self._backlogs.open(context, generates=False):
+                await begin_stream(context)
+                yield lambda message: self._tell(context, message)
         finally:
             self._total -= 1
             self._by_peer[peer] -= 1

@@ -12,6 +12,7 @@ from typing import TextIO
 from opentelemetry.trace import SpanContext
 
 from weir.config import TelemetrySettings
+from weir.progress import ERASE
 
 # Set once in the task that serves an RPC and never reset: the task's own context ends with it.
 current_span: ContextVar[SpanContext | None] = ContextVar("weir_current_span", default=None)
@@ -19,17 +20,21 @@ current_span: ContextVar[SpanContext | None] = ContextVar("weir_current_span", d
 _STANDARD_FIELDS = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
 # Libraries that log once a failure where the exporter thread logs once a state.
 _QUIET = ("opentelemetry", "urllib3")
+# A line for each request of a download.
+_TALKATIVE = ("httpx", "httpx2")
 
 
 def configure_logging(settings: TelemetrySettings, stream: TextIO | None = None) -> None:
     """Send everything from `log_level` on to `stream` (default: standard error), in `log_format`."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter(handler.stream.isatty()))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -59,11 +64,18 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people: time, severity, logger, message, then the extra fields as key=value."""
+    """For people: time, severity, logger, message, then the extra fields as key=value.
+
+    on_terminal: a bar that shows progress may stand there; a line takes its place.
+    """
+
+    def __init__(self, on_terminal: bool = False) -> None:
+        super().__init__()
+        self._begin = ERASE if on_terminal else ""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line; a traceback follows on lines of its own."""
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         extra = "".join(f" {key}={value}" for key, value in _fields(record).items())
-        line = f"{time} {record.levelname:<7} {record.name}: {record.getMessage()}{extra}"
+        line = f"{self._begin}{time} {record.levelname:<7} {record.name}: {record.getMessage()}{extra}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as _untyped
 
 from weir import __version__
 from weir.engine.records import EngineInfo
+from weir.telemetry.credential_metrics import CredentialMetrics
 from weir.telemetry.engine_metrics import EngineMetrics, EngineView
 from weir.telemetry.exposition import TEXT_CONTENT_TYPE, FamilyCollector, TextWriter
 from weir.telemetry.request_metrics import RequestMetrics
@@ -36,6 +37,7 @@ class Metrics:
         self.engine = EngineMetrics()
         self.requests = RequestMetrics(tenants)
         self.traces = TraceMetrics()
+        self.credentials = CredentialMetrics()
         self._model_name = model_name
         self._vllm_names = vllm_names
         self._process = CollectorRegistry()
@@ -50,7 +52,8 @@ class Metrics:
         self._build()
 
     def _build(self) -> None:
-        families = [*self.engine.families(), *self.requests.families(), *self.traces.families(), self._info()]
+        families = [*self.engine.families(), *self.requests.families(), *self.traces.families()]
+        families += [*self.credentials.families(), self._info()]
         if self._vllm_names:
             families += vllm_families(self.engine, self.requests, self._model_name)
         self._text = TextWriter(families)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from weir.config import Settings
 from weir.engine.records import EngineInfo, StepRecord
+from weir.telemetry.credential_metrics import CredentialsView
 from weir.telemetry.engine_metrics import EngineView
 from weir.telemetry.logging import current_span
 from weir.telemetry.metrics import Metrics
@@ -42,6 +43,10 @@ class Telemetry:
     def output(self, held: OutputView) -> None:
         """Show how much output waits for its readers."""
         self.metrics.requests.output = held
+
+    def credentials(self, held: CredentialsView) -> None:
+        """Show whether the server's files of tokens and certificates are good."""
+        self.metrics.credentials.view = held
 
     def watch(self, engine: EngineView, info: EngineInfo, token_bytes: Sequence[bytes]) -> None:
         """The engine is ready: show its budget. `token_bytes` (id -> bytes) spells prompts out for trace_content."""

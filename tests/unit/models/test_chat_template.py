@@ -34,6 +34,48 @@ TEMPLATES = {
         "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}"
         "{{ messages[0] | tojson(true, 1, ('; ', ' = ')) }}"
     ),
+    "a walk backwards, and what a message begins and ends with": (
+        "{% set ns = namespace(open=true, last=messages|length - 1) %}{% for m in messages[::-1] %}"
+        "{% set index = (messages|length - 1) - loop.index0 %}"
+        "{% if ns.open and m.role == 'user' and m.content is string "
+        "and not (m.content.startswith('<a>') and m.content.endswith('</a>')) %}{% set ns.open = false %}"
+        "{% set ns.last = index %}{% endif %}{% endfor %}{{ ns.last }}{{ messages[ns.last].content.split('ö')[-1] }}"
+    ),
+    "macros, blocks and the filters of blocks": (
+        "{% macro turn(role, text='none') %}<{{ role }}>{{ caller() if caller else text }}{% endmacro %}"
+        "{% set head %}{{ turn('system') }}{{ bos_token }}{% endset %}{{ head }}"
+        "{% for m in messages %}{% call turn(m.role) %}{{ m.content | trim }}{% endcall %}{{ turn(m.role, m.content) }}"
+        "{% filter upper %}{{ m.role }}{% endfilter %}{% endfor %}"
+    ),
+    "joining and formatting in every way there is": (
+        "{% for m in messages %}{{ m.role ~ ': ' ~ loop.index ~ none }}{{ '%s|%5.1f' % (m.content, 2) }}"
+        "{{ '{0[role]:>9}{1!r}'.format(m, [m.content]) }}{{ m.content + '.' * 3 }}{{ '%d'|format(loop.index) }}"
+        "{{ [m.role, 'x', 2] | join('-') }}{{ ', '.join(m.keys()) }}{{ m }}{{ m.items() | list }}{% endfor %}"
+    ),
+    "lists that are chosen, sorted, sliced and added": (
+        "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('/') }}"
+        "{{ messages | map(attribute='role') | unique | list | sort(reverse=true) }}"
+        "{{ (messages + messages[:1]) | length }}"
+        "{% for role, group in messages | groupby('role') %}{{ role }}{{ group | length }}{% endfor %}"
+        "{% for k, v in messages[0] | dictsort %}{{ k }}={{ v }};{% endfor %}{{ [1, 2, 3] | sum }}{{ (1, 2) + (3,) }}"
+        "{% for b in messages | batch(2, 'none') %}{{ b | length }}{% endfor %}"
+        "{{ messages | join('+', attribute='role') }}"
+    ),
+    "loops within loops and of themselves": (
+        "{% for m in messages recursive %}{{ loop.depth }}{{ m.role or m }}"
+        "{% if loop.depth == 1 %}{{ loop(['a', 'b']) }}{% endif %}"
+        "{{ loop.cycle('odd', 'even') }}{{ loop.previtem }}{{ loop.changed(m.role) }}"
+        "{% else %}none{% endfor %}{% for i in range(3) if i != 1 %}{{ i }}{{ loop.length }}{% endfor %}"
+        "{% set roles = {'user': 'U', 'assistant': 'A'} %}"
+        "{% for m in messages %}{{ roles.get(m.role, 'S') }}{% endfor %}"
+    ),
+    "text that is indented, cut, padded, searched and escaped": (
+        "{% for m in messages %}{{ m.content | indent(2, true) }}{{ m.content | truncate(9) }}{{ m.role | center(12) }}"
+        "{{ m.content.replace('\n', '\\n') | e }}{{ m.content | replace('e', '3') }}{{ m.role.ljust(11) }}"
+        "{{ m.content[2:5] }}{{ m.content.find('e') }}{{ 'e' in m.content }}{{ m.content | urlencode }}"
+        "{{ 7 // 2 ** 2 }}"
+        "{{ m.content | wordcount }}{{ m.content | string | title }}{{ '12' | int + 1.5 | round(1) }}{% endfor %}"
+    ),
     "tools and documents absent": (
         "{% if tools %}T{% endif %}{% if documents is defined and documents %}D{% endif %}{{ messages | length }}"
     ),

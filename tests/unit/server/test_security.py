@@ -1,56 +1,32 @@
-"""TLS, client certificates, renewal, bearer tokens: with a real server and real handshakes."""
+"""TLS, client certificates, renewal: with a real server and real handshakes."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 import trustme
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
 from weir.config import ConfigError, ServerSettings, load
-from weir.server.security import CertificateFiles, TokenFile, bind, server_credentials, token_interceptors
+from weir.server.certificate_dates import Validity, validities
+from weir.server.security import (
+    CertificateFiles,
+    Credentials,
+    server_credentials,
+)
+from weir.telemetry.metrics import Metrics
 
-Serve = Callable[[ServerSettings], Awaitable[int]]
-METHODS = {
-    "/test.Echo/UnaryUnary": (False, False),
-    "/test.Echo/UnaryStream": (False, True),
-    "/test.Echo/StreamUnary": (True, False),
-    "/test.Echo/StreamStream": (True, True),
-}
-
-
-class Health(health_pb2_grpc.HealthServicer):
-    async def Check(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> health_pb2.HealthCheckResponse:
-        return health_pb2.HealthCheckResponse(status="SERVING")
-
-
-class Echo(grpc.GenericRpcHandler):
-    """Four methods, one of each arity, that answer with `hello`."""
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if details.method not in METHODS:
-            return None
-        _, streams = METHODS[details.method]
-
-        async def one(request: object, context: grpc.aio.ServicerContext) -> bytes:
-            return b"hello"
-
-        async def many(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-            yield b"hello"
-
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[METHODS[details.method]]
-        return make(many if streams else one)
+from tests.unit.server.echo_server import Serve, ask, levels, replace
 
 
 @dataclass
@@ -75,12 +51,6 @@ class Pki:
         replace(self.folder / "ca.crt", self.ca.cert_pem.bytes())
 
 
-def replace(path: Path, content: bytes) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(content)
-    fresh.rename(path)
-
-
 @pytest.fixture
 def pki(tmp_path: Path) -> Pki:
     made = Pki(tmp_path, trustme.CA())
@@ -88,47 +58,11 @@ def pki(tmp_path: Path) -> Pki:
     return made
 
 
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
-    servers: list[grpc.aio.Server] = []
-
-    async def start(settings: ServerSettings) -> int:
-        server = grpc.aio.server(interceptors=token_interceptors(settings))
-        health_pb2_grpc.add_HealthServicer_to_server(Health(), server)
-        server.add_generic_rpc_handlers((Echo(),))
-        port = bind(server, "127.0.0.1:0", settings)
-        await server.start()
-        servers.append(server)
-        return port
-
-    yield start
-    for server in servers:
-        await server.stop(0)
-
-
-async def ask(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
-    answer: bytes = await channel.unary_unary("/test.Echo/UnaryUnary")(b"", metadata=metadata, timeout=10)
-    return answer
-
-
 def credentials(pki: Pki, client: trustme.LeafCert | None = None) -> grpc.ChannelCredentials:
     if client is None:
         return grpc.ssl_channel_credentials(pki.ca.cert_pem.bytes())
     chain = b"".join(b.bytes() for b in client.cert_chain_pems)
     return grpc.ssl_channel_credentials(pki.ca.cert_pem.bytes(), client.private_key_pem.bytes(), chain)
-
-
-def call(port: int, method: str, metadata: tuple[tuple[str, str], ...]) -> list[bytes]:
-    """Call a method of any of the four kinds and return every answer.
-
-    With the blocking client, which reports the status that the server sent. The asyncio one reports INTERNAL
-    when a server refuses a call while one of its streamed requests is still on the way.
-    """
-    sends, receives = METHODS[method]
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        make = getattr(channel, f"{'stream' if sends else 'unary'}_{'stream' if receives else 'unary'}")
-        answer = make(method)(iter([b""]) if sends else b"", metadata=metadata, timeout=10)
-        return list(answer) if receives else [answer]
 
 
 async def dial_tls(port: int, creds: grpc.ChannelCredentials) -> bytes:
@@ -200,73 +134,107 @@ def test_files_that_do_not_belong_together_stop_the_start(pki: Pki) -> None:
         CertificateFiles("/nowhere/tls.crt", "/nowhere/tls.key", None).load()
 
 
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def certificate(begins: datetime, ends: datetime, name: str = "localhost") -> tuple[bytes, bytes]:
+    """A self-signed certificate of these dates, and its key, as `cryptography` writes them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number(), begins, ends)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return made.public_bytes(Encoding.PEM), private
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [
+        (datetime(1950, 1, 1, tzinfo=UTC), datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC)),
+        (datetime(1999, 12, 31, 23, 59, 59, tzinfo=UTC), datetime(2000, 1, 1, tzinfo=UTC)),
+        # From 2050 on the standard has another form.
+        (datetime(2024, 2, 29, 12, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)),
+        (datetime(2051, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),
+    ],
+)
+def test_the_dates_of_a_certificate_are_read_as_they_were_written(begins: datetime, ends: datetime) -> None:
+    chain = certificate(begins, ends)[0] + b"text between\n" + certificate(NOW, NOW + timedelta(days=1))[0]
+    assert validities(chain) == [Validity(begins, ends), Validity(NOW, NOW + timedelta(days=1))]
+
+
+def test_the_dates_that_the_ca_of_these_tests_writes_are_read_too(pki: Pki) -> None:
+    pem = (pki.folder / "tls.crt").read_bytes()
+    expected = [
+        Validity(made.not_valid_before_utc, made.not_valid_after_utc) for made in x509.load_pem_x509_certificates(pem)
+    ]
+    assert validities(pem) == expected
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_certificate_is_a_value_error(junk: bytes) -> None:
+    framed = ssl.DER_cert_to_PEM_cert(junk).encode() if junk else b""
+    for text in (junk, framed):
+        with pytest.raises(ValueError, match=r"certificate|Odd|decode|padding|PEM|characters"):
+            validities(text)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "level", "said"),
+    [
+        (-10, -1, "ERROR", "ended on"),
+        (1, 10, "ERROR", "is not valid before"),
+        (-10, 3, "WARNING", "ends on"),
+        (-10, 30, None, ""),
+    ],
+)
+def test_a_certificate_that_is_refused_or_soon_will_be_is_told_and_served(
+    tmp_path: Path, begins: int, ends: int, level: str | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, key = certificate(NOW + timedelta(days=begins), NOW + timedelta(days=ends))
+    (tmp_path / "tls.crt").write_bytes(chain)
+    (tmp_path / "tls.key").write_bytes(key)
+    files = CertificateFiles(str(tmp_path / "tls.crt"), str(tmp_path / "tls.key"), None)
+    files.load()
+    assert files.ends_unix_s == (NOW + timedelta(days=ends)).timestamp()
+    assert levels(caplog) == ([level] if level else [])
+    assert said in caplog.text
+    # Once, and not at each handshake.
+    assert files.newer() is None
+    assert len(caplog.records) == len([level] if level else [])
+
+
+def test_the_clients_ca_ends_connections_too_and_old_roots_beside_a_good_one_do_not(pki: Pki) -> None:
+    chain, key = certificate(NOW - timedelta(days=9), NOW + timedelta(days=90))
+    (pki.folder / "own.crt").write_bytes(chain)
+    (pki.folder / "own.key").write_bytes(key)
+    old = certificate(NOW - timedelta(days=9), NOW - timedelta(days=1), "old")[0]
+    good = certificate(NOW - timedelta(days=9), NOW + timedelta(days=40), "good")[0]
+    for roots, ends_in in ((old + good, 40), (old, -1)):
+        (pki.folder / "ca.crt").write_bytes(roots)
+        files = CertificateFiles(*(str(pki.folder / name) for name in ("own.crt", "own.key", "ca.crt")))
+        files.load()
+        assert files.ends_unix_s == (NOW + timedelta(days=ends_in)).timestamp()
+
+
+async def test_the_metric_says_when_the_certificate_in_use_ends(serve: Serve, pki: Pki) -> None:
+    metrics, credentials = Metrics("tiny"), Credentials()
+    metrics.credentials.view = credentials
+    assert b"weir_tls_certificate_expiry_timestamp_seconds 0" in metrics.text()
+    server_credentials(pki.settings, credentials)
+    [made] = x509.load_pem_x509_certificates((pki.folder / "tls.crt").read_bytes())[:1]
+    [line] = [
+        line
+        for line in metrics.text().decode().splitlines()
+        if line.startswith("weir_tls_certificate_expiry_timestamp_seconds ")
+    ]
+    assert float(line.split()[1]) == made.not_valid_after_utc.timestamp()
+
+
 def test_half_of_tls_is_no_setting() -> None:
     with pytest.raises(ConfigError, match="tls-cert-file and tls-key-file go together"):
         load(env={"WEIR_TLS_CERT_FILE": "/tls.crt"})
     with pytest.raises(ConfigError, match="tls-client-ca-file needs"):
         load(env={"WEIR_TLS_CLIENT_CA_FILE": "/ca.crt"})
-
-
-@pytest.fixture
-def tokens(tmp_path: Path) -> Path:
-    file = tmp_path / "tokens"
-    file.write_text("# team a\nalpha-token\n\n  beta-token  \n")
-    return file
-
-
-@pytest.mark.parametrize(
-    ("metadata", "code"),
-    [
-        ((("authorization", "Bearer alpha-token"),), None),
-        ((("authorization", "bearer beta-token"),), None),
-        ((("authorization", "Bearer alpha-toke"),), grpc.StatusCode.UNAUTHENTICATED),
-        ((("authorization", "Bearer # team a"),), grpc.StatusCode.UNAUTHENTICATED),
-        ((("authorization", "Basic alpha-token"),), grpc.StatusCode.UNAUTHENTICATED),
-        ((("authorization", "alpha-token"),), grpc.StatusCode.UNAUTHENTICATED),
-        ((("authorization", "Bearer "),), grpc.StatusCode.UNAUTHENTICATED),
-        ((), grpc.StatusCode.UNAUTHENTICATED),
-    ],
-)
-@pytest.mark.parametrize("method", METHODS)
-async def test_only_a_known_bearer_token_opens_each_kind_of_method(
-    serve: Serve, tokens: Path, method: str, metadata: tuple[tuple[str, str], ...], code: grpc.StatusCode | None
-) -> None:
-    port = await serve(ServerSettings(auth_tokens_file=str(tokens)))
-    if code is None:
-        assert await asyncio.to_thread(call, port, method, metadata) == [b"hello"]
-    else:
-        with pytest.raises(grpc.RpcError) as refused:
-            await asyncio.to_thread(call, port, method, metadata)
-        assert refused.value.code() == code
-        assert dict(refused.value.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
-
-
-async def test_health_needs_no_token_and_an_unknown_method_is_still_unknown(serve: Serve, tokens: Path) -> None:
-    port = await serve(ServerSettings(auth_tokens_file=str(tokens)))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == 1
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await channel.unary_unary("/test.Echo/Nothing")(b"", timeout=10)
-        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_tokens_change_without_a_restart_and_never_to_none(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = TokenFile(str(tokens))
-    assert file.accepts("alpha-token")
-    replace(tokens, b"gamma-token\n")
-    assert file.accepts("gamma-token")
-    assert not file.accepts("alpha-token")
-    replace(tokens, b"# nothing\n")
-    assert file.accepts("gamma-token")
-    tokens.unlink()
-    assert file.accepts("gamma-token")
-    assert all("gamma-token" not in record.getMessage() for record in caplog.records)
-
-
-def test_a_file_without_tokens_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("# none yet\n")
-    with pytest.raises(ConfigError, match="holds no token"):
-        TokenFile(str(tmp_path / "tokens"))
-    with pytest.raises(ConfigError, match="auth-tokens-file"):
-        token_interceptors(ServerSettings(auth_tokens_file=str(tmp_path / "missing")))

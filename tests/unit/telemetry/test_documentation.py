@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weir.config import TelemetrySettings, public_name
 from weir.telemetry import attributes
+from weir.telemetry.credential_metrics import CredentialMetrics
 from weir.telemetry.engine_metrics import EngineMetrics
 from weir.telemetry.request_metrics import RequestMetrics
 from weir.telemetry.trace_metrics import TraceMetrics
@@ -18,7 +19,7 @@ CODE = set(re.findall(r"`([^`\n]+)`", TEXT))
 
 def test_every_metric_is_documented() -> None:
     engine, requests = EngineMetrics(), RequestMetrics()
-    families = [*engine.families(), *requests.families(), *TraceMetrics().families()]
+    families = [*engine.families(), *requests.families(), *TraceMetrics().families(), *CredentialMetrics().families()]
     exported = {family.name for family in families} | {"weir_engine_info"}
     assert {name for name in CODE if re.fullmatch(r"weir_\w+", name)} == exported
     aliases = {family.name for family in vllm_families(engine, requests, "tiny")}

@@ -138,3 +138,10 @@ def test_a_pipe_is_written_to_and_never_renamed(tmp_path: Path) -> None:
 def names_in(file: Path) -> list[str]:
     requests = map(json.loads, file.read_text().splitlines())
     return [request["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] for request in requests]
+
+
+def test_a_named_pipe_that_nobody_reads_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    pipe = tmp_path / "trace"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="nobody reads this pipe"):
+        JsonLinesExporter(pipe, MUCH)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from weir_kernels.aot.bounds import read_bounds, violations
+import triton
+from weir_kernels.aot.bounds import KNOWN_SPILLS, read_bounds, violations
 from weir_kernels.aot.machine_code import MachineCode, machine_code
 from weir_kernels.aot.offline import TARGETS
 from weir_kernels.aot.variants import attention_variants, other_variants, shipped
+
+
+def test_the_bounds_are_those_of_the_installed_compiler() -> None:
+    assert read_bounds().triton == triton.__version__, "make venv installs the pinned Triton; its bounds are committed"
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", list(TARGETS))
 def test_kernels_neither_spill_nor_regress(arch: str) -> None:
     """The layouts most models have; the script behind docs/kernels.md compiles all of them."""
-    bounds = read_bounds()[arch]
+    bounds = read_bounds().by_arch[arch]
     variants = [*attention_variants(arch, 128, 16), *attention_variants(arch, 128, 16, features=True)]
     if arch == "sm_90":
         variants += [*attention_variants(arch, 64, 64), *attention_variants(arch, 256, 16)]
@@ -30,9 +37,27 @@ def test_kernels_neither_spill_nor_regress(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", list(TARGETS))
 def test_every_shipped_variant_has_a_bound_that_keeps_the_rules(arch: str) -> None:
-    bounds = read_bounds()[arch]
+    bounds = read_bounds().by_arch[arch]
     assert {variant.name for variant in shipped(arch)} == set(bounds)
     assert [fault for name, code in bounds.items() for fault in violations(arch, name, code, code)] == []
+
+
+def test_the_known_spills_are_exactly_those_of_the_bounds() -> None:
+    spills = {
+        (arch, name): code.spilled_bytes
+        for arch, rows in read_bounds().by_arch.items()
+        for name, code in rows.items()
+        if code.spilled_bytes
+    }
+    assert spills == KNOWN_SPILLS
+
+
+def test_a_known_spill_may_not_grow() -> None:
+    (arch, name), known = next(iter(KNOWN_SPILLS.items()))
+    code = read_bounds().by_arch[arch][name]
+    assert violations(arch, name, code, code) == []
+    worse = replace(code, spilled_bytes=known + 4)
+    assert violations(arch, name, worse, code) == [f"{arch} {name}: spills {known + 4} bytes, {known} before"]
 
 
 def test_a_regression_is_reported_in_words() -> None:

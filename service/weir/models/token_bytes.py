@@ -8,6 +8,8 @@ from typing import Any
 
 from weir.models.errors import TokenizerError
 
+# As the config of a model may have no larger vocabulary.
+_LARGEST_ID = 2**22 - 1
 _SPACE_MARK = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -45,7 +47,10 @@ def _table(
     vocab: Mapping[str, int],
     added: Mapping[int, str],
 ) -> list[bytes]:
-    table = [b""] * (max([*vocab.values(), *added], default=-1) + 1)
+    largest = max([*vocab.values(), *added], default=-1)
+    if largest > _LARGEST_ID:
+        raise TokenizerError(f"tokenizer.json has a token of id {largest}; ids up to {_LARGEST_ID} are supported")
+    table = [b""] * (largest + 1)
     for token, token_id in vocab.items():
         if token_id not in added:
             table[token_id] = to_bytes(token)
@@ -74,11 +79,15 @@ def _steps(component: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[
     """A component of tokenizer.json, or the components that its Sequence holds."""
     if component is None:
         return
-    if component.get("type") == "Sequence":
-        for step in component[inner]:
-            yield from _steps(step, inner)
-    else:
+    kind = component.get("type") if isinstance(component, Mapping) else None
+    if not isinstance(kind, str):
+        raise TokenizerError(f"tokenizer.json: one of its {inner} has no type")
+    if kind != "Sequence":
         yield component
+        return
+    steps = component.get(inner)
+    for step in steps if isinstance(steps, list) else ():
+        yield from _steps(step, inner)
 
 
 def _byte_of_character() -> dict[str, int]:

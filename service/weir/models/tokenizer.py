@@ -14,6 +14,9 @@ from weir.models.json_file import read_json
 from weir.models.special_tokens import read_special_tokens
 from weir.models.token_bytes import byte_table, first_token_table, strips_leading_space
 
+# A definition may be read without a fault and fail on the first text.
+_SAMPLE = "The river was 12 m wide; 河流 é 🙂\n"
+
 
 class Tokenizer:
     """The tokenizer of a model folder. Immutable, so threads may share it.
@@ -31,13 +34,7 @@ class Tokenizer:
         require_tokenizer(folder)
         path = folder / TOKENIZER
         definition = read_json(path)
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"cannot load {path}: {error}") from None
-        # A checkpoint may have been saved with the limits of its training.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _open(path)
         self.special_tokens = read_special_tokens(folder)
         self._chat_template = ChatTemplate.from_folder(folder)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -87,3 +84,20 @@ class Tokenizer:
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+
+def _open(path: Path) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        # A checkpoint may have been saved with the limits of its training.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.decode(tokenizer.encode(_SAMPLE).ids)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"cannot load {path}: {error}") from None
+    except BaseException as error:
+        # What Rust calls a panic is no Exception in Python.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"cannot load {path}: the tokenizers library fails on it: {error}") from None
+    return tokenizer

@@ -75,7 +75,8 @@ def _bound(name: str, host: str, port: int) -> socket.socket:
         listener.listen(1)
     except OSError as error:
         listener.close()
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
-            raise OSError(f"cannot listen on {host}:{port} ({name}): {error.strerror}") from None
-        raise ConfigError(f"{name}: cannot listen on {host}:{port}: {error.strerror}") from None
+            raise OSError(f"cannot listen on {where} ({name}): {error.strerror}") from None
+        raise ConfigError(f"{name}: cannot listen on {where}: {error.strerror}") from None
     return listener

@@ -11,14 +11,16 @@ from typing import Any
 
 import grpc
 
-from weir.engine.errors import AnswerTooLargeError, InvalidRequestError, Violation
+from weir.engine.errors import AnswerTooLargeError, InvalidRequestError, RequestError, Violation
 from weir.server.errors import StatusError, status_of
 from weir.server.load_report import LoadReporter
 from weir.server.messages import MessageParser
-from weir.server.metadata import REQUEST_ID_KEY, given_id
+from weir.server.metadata import REQUEST_ID_KEY, given_id, text_metadata
+from weir.server.observer import Observer
 
 # Probes and watches are no load.
 _INFERENCE_PREFIX = "/weir.v1.InferenceService/"
+_OBSERVED = (f"{_INFERENCE_PREFIX}Generate", f"{_INFERENCE_PREFIX}Complete")
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +29,16 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handler of every method, once. Servicers raise; only this file aborts."""
 
     def __init__(
-        self, load: LoadReporter, parser: MessageParser, max_message_bytes: int, receive_timeout_s: float
+        self,
+        load: LoadReporter,
+        parser: MessageParser,
+        observer: Observer,
+        max_message_bytes: int,
+        receive_timeout_s: float,
     ) -> None:
         self._load = load
         self._parser = parser
+        self._observer = observer
         self._max_message_bytes = max_message_bytes
         self._receive_timeout_s = receive_timeout_s
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
@@ -64,7 +72,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             try:
                 request = requests
                 if not is_stream:
-                    request = await self._parser.parse(name, deserialize, await self._received(context))
+                    request = await self._request(name, deserialize, context)
                 response = await run(method, request, context)
             except grpc.aio.AbortError:
                 raise
@@ -86,6 +94,16 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             request_deserializer=deserialize if is_stream else None,
             response_serializer=handler.response_serializer,
         )
+
+    async def _request(self, name: str, deserialize: Callable[[bytes], Any], context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await self._parser.parse(name, deserialize, await self._received(context))
+        except (RequestError, StatusError) as error:
+            if name in _OBSERVED:
+                # It never reaches the servicer, which observes the calls that do.
+                call = self._observer.request_started(name.removeprefix("/"), text_metadata(context))
+                call.finished(status_of(error).code.name, error)
+            raise
 
     async def _received(self, context: grpc.aio.ServicerContext) -> bytes:
         """The one request message, as it was sent.

@@ -61,6 +61,7 @@ class Services:
         self._callers = Callers(self.credentials.tokens)
         self._max_connections = max_connections
         self._limits = limits
+        self._observer = observer
         pulse = Pulse(engine, settings.engine.stall_timeout_s)
         watches = Watches(backlogs, self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
         self.load = LoadReporter(engine, lifecycle, watches)
@@ -109,5 +110,5 @@ class Services:
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
         settings = self._settings
         parser = MessageParser(self._limits)
-        rpc = RpcInterceptor(self.load, parser, settings.max_message_bytes, settings.receive_timeout_s)
+        rpc = RpcInterceptor(self.load, parser, self._observer, settings.max_message_bytes, settings.receive_timeout_s)
         return grpc.aio.server(interceptors=[*first, rpc], options=server_options(settings, self._max_connections))

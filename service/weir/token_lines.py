@@ -20,7 +20,8 @@ class TokenLine:
 def token_lines(text: str) -> list[TokenLine]:
     """The tokens of a file, one a line: `TOKEN` or `tenant=NAME TOKEN`.
 
-    Blank lines and lines that begin with `#` do not count. Raises ValueError, with the line's number and none of its text, for a tenant without a token.
+    Blank lines and lines that begin with `#` do not count. Raises ValueError, with the line's number and none of its
+    text, for a tenant without a token.
     """
     found = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):

@@ -171,6 +171,9 @@ class EngineSettings(_Section):
     max_batch_tokens: int = Field(512, gt=0, description="tokens computed in one step, decodes first")
     cuda_graphs: bool = Field(True, description="record decode steps on a GPU and replay them; off: launch each kernel")
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
+    prefix_cache_sharing: Literal["tenant", "all"] = Field(
+        "tenant", description="tenant: each tenant finds its own prefixes; all: everybody finds everybody's"
+    )
     admission: Literal["guaranteed", "optimistic", "reserve"] = Field(
         "guaranteed",
         description="guaranteed: future peak fits; optimistic: overcommit and preempt; reserve: sum of maxima",

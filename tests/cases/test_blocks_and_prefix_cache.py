@@ -70,7 +70,7 @@ def test_a_sequence_grows_by_a_block_exactly_when_it_enters_it(length: int) -> N
 def test_a_recycled_block_is_not_found_under_its_old_content() -> None:
     """MinivLLM#87: the hash of an evicted block still led to it, and another sequence read its KV."""
     pool, hashes = BlockPool(1, 4), list[bytes]()
-    BlockHasher(4, key=b"k").extend(hashes, range(8), "", 2)
+    BlockHasher(4, key=b"k").extend(hashes, range(8), "", "", 2)
     for digest in hashes:
         block = pool.take(1)
         assert pool.find([digest]) == []

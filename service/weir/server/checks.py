@@ -10,7 +10,8 @@ from pathlib import Path
 
 from weir.config import ConfigError, ServerSettings
 from weir.server.admin import check_address
-from weir.server.security import CertificateFiles, read_tokens
+from weir.server.security import CertificateFiles
+from weir.server.tokens import read_tokens
 
 _LONGEST_SOCKET_PATH = 107
 

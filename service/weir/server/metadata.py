@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import grpc
 
+AUTHORIZATION_KEY = "authorization"
 REQUEST_ID_KEY = "x-request-id"
 TENANT_KEY = "x-tenant-id"
 MAX_ID_CHARS = 128
@@ -15,8 +17,13 @@ _HEADERS_TIMEOUT_S = 1.0
 
 def text_metadata(context: grpc.aio.ServicerContext) -> dict[str, str]:
     """The text metadata of a call; the first of repeated keys, binary ones left out."""
+    return text_of(context.invocation_metadata())
+
+
+def text_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    """The same of bare metadata. Who checks a call and who serves it must not read different ones of repeated keys."""
     found: dict[str, str] = {}
-    for key, value in context.invocation_metadata() or ():
+    for key, value in metadata or ():
         if isinstance(value, str):
             found.setdefault(key, value)
     return found

@@ -34,7 +34,7 @@ def check_model(folder: Path, *, random_weights: bool = False) -> None:
         _log.warning(
             "the chat template ends an answer with %s, which no file names as an end token: if the model says it, an "
             "answer goes on; add %d to eos_token_id in generation_config.json, or to stop_token_ids of requests",
-            tokenizer.token_bytes[behind].decode(),
+            tokenizer.token_bytes[behind].decode(errors="replace"),
             behind,
         )
 

@@ -25,9 +25,18 @@ def check_model(folder: Path, *, random_weights: bool = False) -> None:
         _log.info("the model is %s", origin)
     if not random_weights and (note := find_checkpoint(folder, spec).note):
         _log.warning("%s", note)
-    ends = end_tokens(folder, open_tokenizer(folder, random_weights=random_weights))
+    tokenizer = open_tokenizer(folder, random_weights=random_weights)
+    ends = end_tokens(folder, tokenizer)
     if disagreement := ends.disagreement():
         _log.log(logging.WARNING if ends.beyond_transformers else logging.INFO, "%s", disagreement)
+    behind = None if tokenizer is None else tokenizer.ends_answers_with()
+    if tokenizer is not None and behind is not None and behind not in ends.ids:
+        _log.warning(
+            "the chat template ends an answer with %s, which no file names as an end token: if the model says it, an "
+            "answer goes on; add %d to eos_token_id in generation_config.json, or to stop_token_ids of requests",
+            tokenizer.token_bytes[behind].decode(errors="replace"),
+            behind,
+        )
 
 
 def open_tokenizer(folder: Path, *, random_weights: bool = False) -> Tokenizer | None:

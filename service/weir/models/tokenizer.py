@@ -16,6 +16,12 @@ from weir.models.token_bytes import byte_table, first_token_table, strips_leadin
 
 # A definition may be read without a fault and fail on the first text.
 _SAMPLE = "The river was 12 m wide; 河流 é 🙂\n"
+_ANSWER = "an-answer"
+_ANSWERED = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": _ANSWER},
+    {"role": "user", "content": "Hi"},
+]
 
 
 class Tokenizer:
@@ -74,6 +80,18 @@ class Tokenizer:
             raise PromptError("this model has no chat template; send the prompt as text")
         # The template writes the special tokens itself.
         return self._encode(self._chat_template.render(messages), add_special_tokens=False)
+
+    def ends_answers_with(self) -> int | None:
+        """The special token that the chat template writes behind an assistant's answer, if there is one."""
+        if self._chat_template is None:
+            return None
+        try:
+            text = self._chat_template.render(_ANSWERED)
+        except PromptError:
+            return None
+        behind = text.partition(_ANSWER)[2].lstrip()
+        found = [i for i in self.special_ids if self.token_bytes[i] and behind.encode().startswith(self.token_bytes[i])]
+        return max(found, key=lambda i: len(self.token_bytes[i]), default=None)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

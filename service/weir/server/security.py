@@ -6,12 +6,14 @@ import hashlib
 import hmac
 import logging
 import ssl
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
 
 from weir.config import ConfigError, ServerSettings
+from weir.server.metadata import REQUEST_ID_KEY, given_id
 
 # Probes carry no credentials, and their answer tells nothing.
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
@@ -150,10 +152,11 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 def _refusal_like(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     async def refuse(request: object, context: grpc.aio.ServicerContext) -> None:
+        request_id = given_id(context) or uuid.uuid4().hex
         await context.abort(
             grpc.StatusCode.UNAUTHENTICATED,
             "send a known token as metadata: authorization: Bearer TOKEN",
-            trailing_metadata=(("grpc-retry-pushback-ms", "-1"),),
+            trailing_metadata=(("grpc-retry-pushback-ms", "-1"), (REQUEST_ID_KEY, request_id)),
         )
 
     make = {

@@ -93,5 +93,5 @@ class Services:
 
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
         settings = self._settings
-        interceptors = [*first, RpcInterceptor(self.load, settings.max_message_bytes, settings.receive_timeout_s)]
+        interceptors = [*first, RpcInterceptor(self.load, settings)]
         return grpc.aio.server(interceptors=interceptors, options=server_options(settings, self._max_connections))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from weir.client import AsyncClient, InvalidRequestError, MessageTooLargeError
+from weir.config import ServerSettings
 from weir.engine.errors import InvalidRequestError as Invalid
 from weir.engine.request import (
     ChoiceFinish,
@@ -26,6 +27,7 @@ from weir.server.backlog import Backlogs
 from weir.server.lifecycle import Lifecycle
 from weir.server.load_report import LoadReporter
 from weir.server.messages import MessageParser
+from weir.server.observer import NoObserver
 from weir.server.replies import StreamReply
 from weir.server.rpc import RpcInterceptor
 from weir.server.watches import Watches
@@ -242,7 +244,8 @@ async def test_any_other_answer_that_is_too_large_is_told_so_and_never_to_be_rep
         return pb.TokenizeResponse(token_ids=[1] * 64 * KIB)
 
     load = LoadReporter(engine, Lifecycle(), Watches(Backlogs(1, 1, 1.0), 1.0))
-    rpc = RpcInterceptor(load, MessageParser(lambda: None), 64 * KIB, receive_timeout_s=5)
+    settings = ServerSettings(max_message_bytes=64 * KIB)
+    rpc = RpcInterceptor(load, MessageParser(lambda: None), NoObserver(), settings)
     server = grpc.aio.server(interceptors=[rpc])
     handler = grpc.unary_unary_rpc_method_handler(
         large, pb.TokenizeRequest.FromString, pb.TokenizeResponse.SerializeToString

@@ -20,11 +20,12 @@ from weir.server.engine_api import Engine
 from weir.server.errors import status_of
 from weir.server.lifecycle import Lifecycle
 from weir.server.live import LiveRequests
-from weir.server.metadata import REQUEST_ID_KEY, begin_stream, text_metadata
+from weir.server.metadata import REQUEST_ID_KEY, text_metadata
 from weir.server.observer import Observer, RequestObserver
 from weir.server.prompts import PromptEncoder
 from weir.server.pulse import Pulse
 from weir.server.replies import StreamReply, UnaryReply, parts_of
+from weir.server.sending import begin_stream
 from weir.server.tokens import Callers
 from weir.server.translate import (
     AnyRequest,

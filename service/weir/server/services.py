@@ -109,6 +109,5 @@ class Services:
 
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
         settings = self._settings
-        parser = MessageParser(self._limits)
-        rpc = RpcInterceptor(self.load, parser, self._observer, settings.max_message_bytes, settings.receive_timeout_s)
+        rpc = RpcInterceptor(self.load, MessageParser(self._limits), self._observer, settings)
         return grpc.aio.server(interceptors=[*first, rpc], options=server_options(settings, self._max_connections))

@@ -11,6 +11,7 @@ import hmac
 import logging
 import stat
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from weir.config import ConfigError, ServerSettings
 from weir.server.errors import ErrorStatus, StatusError, status_of
 from weir.server.file_stamp import stamp_of
 from weir.server.grants import Grant, read_grants
-from weir.server.metadata import AUTHORIZATION_KEY, TENANT_KEY, text_of
+from weir.server.metadata import AUTHORIZATION_KEY, REQUEST_ID_KEY, TENANT_KEY, given_id, text_of
 
 # Probes carry no credentials, and their answer tells nothing.
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
@@ -175,7 +176,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 def _refusal_like(handler: grpc.RpcMethodHandler, status: ErrorStatus) -> grpc.RpcMethodHandler:
     async def refuse(request: object, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(status.code, status.message, trailing_metadata=status.trailers)
+        request_id = given_id(context) or uuid.uuid4().hex
+        await context.abort(status.code, status.message, (*status.trailers, (REQUEST_ID_KEY, request_id)))
 
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,

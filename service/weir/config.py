@@ -242,7 +242,9 @@ class ServerSettings(_Section):
     tls_cert_file: str | None = Field(None, description="PEM certificate chain; with it, gRPC is served over TLS only")
     tls_key_file: str | None = Field(None, description="PEM key of the certificate")
     tls_client_ca_file: str | None = Field(None, description="PEM CA; with it, clients must bring a certificate of it")
-    auth_tokens_file: str | None = Field(None, description="file of bearer tokens, one a line; health needs none")
+    auth_tokens_file: str | None = Field(
+        None, description="file of bearer tokens, TOKEN or tenant=NAME TOKEN a line; health needs none"
+    )
     auth_tokens_grace_s: Seconds = Field(
         60.0, description="how long tokens stay good when their file is emptied, removed or unreadable"
     )

@@ -87,12 +87,23 @@ class _GenerationBlocks(Extension):
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlocks, loopcontrols],
+        # Jinja would compute constant expressions while it compiles, when no limit of time or memory holds yet.
+        optimized=False,
+        finalize=_as_it_is,
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
+
+
+@jinja2.pass_context
+def _as_it_is(_: object, value: object) -> object:
+    """Depends on the context as far as Jinja knows, so that no output is computed before there is one."""
+    return value
 
 
 def _to_json(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 # Messages quote what strangers wrote, and libraries that quote it whole.
 _MOST_CHARACTERS = 4096
 

@@ -19,6 +19,8 @@ current_span: ContextVar[SpanContext | None] = ContextVar("weir_current_span", d
 _STANDARD_FIELDS = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
 # Libraries that log once a failure where the exporter thread logs once a state.
 _QUIET = ("opentelemetry", "urllib3")
+# gRPC logs a traceback for each header that is not UTF-8; whoever can connect could fill the disk with them.
+_GRPC, _BY_ANYBODY = "grpc._cython.cygrpc", "Invalid encoding on "
 
 
 def configure_logging(settings: TelemetrySettings, stream: TextIO | None = None) -> None:
@@ -30,6 +32,11 @@ def configure_logging(settings: TelemetrySettings, stream: TextIO | None = None)
     root.setLevel(settings.log_level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger(_GRPC).addFilter(_is_not_by_anybody)
+
+
+def _is_not_by_anybody(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_BY_ANYBODY)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

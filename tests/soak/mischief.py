@@ -1,4 +1,4 @@
-"""What a server must bear besides requests: floods, clients that are killed or stand still, streams that nobody reads."""
+"""What a server must bear besides requests: floods, clients killed or stopped, streams that nobody reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import random
 import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -56,7 +55,7 @@ class Mischief:
         """Processes with running streams, killed at a random moment, or stopped first."""
         while await self._pause(6):
             command = [sys.executable, "-c", _CLIENT, self._target, self._token, str(_STREAMS)]
-            client = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            client = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
             try:
                 await asyncio.sleep(2 + 3 * self._dice.random())
                 if self._dice.random() < 0.4:
@@ -65,7 +64,7 @@ class Mischief:
                     await self._pause(12)
             finally:
                 client.kill()
-                client.wait()
+                await client.wait()
             self.counts["killed clients"] += 1
 
     async def leave_unread(self) -> None:
@@ -113,7 +112,9 @@ class Mischief:
                 fresh.replace(file)
                 self.counts["token reloads"] += 1
                 if not await self._sees(guest, is_known):
-                    self._ledger.wrong.append(f"a token was {'not accepted' if is_known else 'accepted'} after a reload")
+                    self._ledger.wrong.append(
+                        f"a token was {'not accepted' if is_known else 'accepted'} after a reload"
+                    )
 
     async def _sees(self, guest: AsyncClient, is_known: bool) -> bool:
         for _ in range(100):

@@ -19,7 +19,7 @@ def byte_table(definition: Mapping[str, Any], vocab: Mapping[str, int], added: M
     """Token id -> bytes, for byte-level BPE and for sentencepiece (with or without byte fallback).
 
     definition: the content of tokenizer.json, vocab: token -> id of the model, added: id -> content of added tokens.
-    Ids that no token has get no bytes. Raises TokenizerError for another kind of tokenizer, and for ids of 2^22 and more.
+    Ids that no token has get no bytes. Raises TokenizerError for another kind of tokenizer, and for ids from 2^22.
     """
     return _table(*_converters(definition), vocab, added)
 

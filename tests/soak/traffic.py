@@ -11,28 +11,7 @@ from typing import Any
 
 from weir.client import AsyncClient, RequestCancelledError, ServerError, WeirError
 
-_WORDS = [
-    "the",
-    "river",
-    "runs",
-    "to",
-    "a",
-    "sea",
-    "and",
-    "its",
-    "weir",
-    "holds",
-    "the",
-    "water",
-    "at",
-    "one",
-    "set",
-    "level",
-    "while",
-    "boats",
-    "wait",
-    "below",
-]
+_WORDS = ("the", "river", "runs", "to", "a", "sea", "and", "its", "weir", "holds", "water", "at", "one", "set", "level")
 _MOST_KEPT = 20_000
 _PAUSE_S = 0.2
 

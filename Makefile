@@ -57,6 +57,14 @@ serve: $(VENV)/.installed model kernels ## serve the demo model on port 50051 un
 test: $(VENV)/.installed model kernels ## the test suite: units, contracts, parity with the reference, end to end
 	$(PYTEST) tests/unit tests/contract tests/cases tests/e2e --ignore tests/unit/kernels/triton
 
+.PHONY: soak
+soak: $(VENV)/.installed model kernels ## a server under everything that clients do to it: make soak SECONDS=3600 (900 by default)
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),900) $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(VENV)/.installed ## 100,000 damaged configs, tokenizers, templates, weights, requests and headers: make fuzz ARGS="--seed 2"
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
 .PHONY: test-triton
 test-triton: $(VENV)/.installed ## the Triton kernels: interpreted, and compiled for four chips without a GPU
 	$(PYTEST) tests/unit/kernels/triton

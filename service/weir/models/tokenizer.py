@@ -67,7 +67,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer itself adds (as a BOS).
 
-        Raises PromptError for text that is not valid Unicode.
+        Raises PromptError for text that is not valid Unicode, or that the model's tokenizer fails on.
         """
         return self._encode(text, add_special_tokens=True)
 
@@ -101,8 +101,13 @@ class Tokenizer:
                 f"the text is not valid Unicode: character {error.start} is the lone surrogate "
                 f"U+{ord(text[error.start]):04X}"
             ) from None
-        # The same ids as `encode`, in half the time, and other threads run meanwhile.
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            # The same ids as `encode`, in half the time, and other threads run meanwhile.
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except MemoryError:
+            raise  # whoever set the limit says what it was
+        except Exception as error:  # the library raises plain Exception, as for an unknown token that is not there
+            raise PromptError(f"the model's tokenizer fails on this text: {error}") from None
         ids: list[int] = encoding.ids
         return ids
 

@@ -15,6 +15,7 @@ from weir.server.admin import AdminService
 from weir.server.backlog import Backlogs
 from weir.server.budget import BudgetService
 from weir.server.engine_api import Engine
+from weir.server.grpc_server import make_server
 from weir.server.health import HealthService
 from weir.server.inference import InferenceService
 from weir.server.lifecycle import Lifecycle
@@ -87,7 +88,7 @@ class Services:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        server.add_generic_rpc_handlers((self.load.handler(),))
+        self.load.add_to(server)
         reflection.enable_server_reflection(REFLECTED, server)
         return server
 
@@ -110,4 +111,4 @@ class Services:
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
         settings = self._settings
         rpc = RpcInterceptor(self.load, MessageParser(self._limits), self._observer, settings)
-        return grpc.aio.server(interceptors=[*first, rpc], options=server_options(settings, self._max_connections))
+        return make_server([*first, rpc], server_options(settings, self._max_connections))

@@ -18,7 +18,7 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --durations 15
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 20
 
-$(VENV)/.installed: pyproject.toml $(LOCK) proto/build_stubs.py $(wildcard proto/weir/v1/*.proto)
+$(VENV)/.installed: pyproject.toml $(LOCK) proto/build_stubs.py $(wildcard proto/weir/*/*.proto)
 	@echo "installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# torch on its own first: an index of torch's builds has few of the other packages, and other versions of them.

@@ -18,10 +18,10 @@ from weir.config import ConfigError, ServerSettings, Settings
 from weir.engine.errors import EngineFailedError as EngineDied
 from weir.exit_codes import WRONG_USAGE
 from weir.models.errors import TokenizerError
+from weir.orca.load_report_pb2 import OrcaLoadReport
+from weir.orca.service_pb2 import OrcaLoadReportRequest
 from weir.server.app import App
 from weir.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, budget_pb2_grpc
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
 from tests.contract.conftest import SETTINGS
 from tests.contract.decode import eventually, refusal

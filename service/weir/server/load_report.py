@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 import grpc
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
+from weir.orca.load_report_pb2 import OrcaLoadReport
+from weir.orca.service_pb2 import OrcaLoadReportRequest
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import Lifecycle
 from weir.server.watches import Watches, seconds_within

@@ -300,4 +300,4 @@ def test_a_port_that_is_free_again_is_no_fault(place: Place) -> None:
     port = free_port()
     done = place.run(*SERVE, *FREE_ADMIN, "--port", str(port), "--metrics-port", str(port))
     assert_one_sentence(done, 1, "serve")
-    assert f"127.0.0.1:{port}" in done.err or f"0.0.0.0:{port}" in done.err
+    assert f":{port} (" in done.err

@@ -19,7 +19,14 @@ import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from weir.client import AsyncClient, DeadlineError, RequestCancelledError, ServerError, UnavailableError
+from weir.client import (
+    AsyncClient,
+    DeadlineError,
+    InvalidRequestError,
+    RequestCancelledError,
+    ServerError,
+    UnavailableError,
+)
 from weir.config import ServerSettings, Settings, TelemetrySettings
 from weir.engine.errors import QueueFullError
 from weir.engine.process import EngineClient
@@ -259,6 +266,17 @@ async def test_every_call_has_one_ended_span_with_its_true_status(caplog: pytest
             await eventually(lambda: nothing_held(app, engine))
     assert statuses(received) == {"OK": 2, "CANCELLED": 4, "DEADLINE_EXCEEDED": 1, "INTERNAL": 1}
     assert {record.name for record in caplog.records} <= {"weir.server.rpc"}  # the one internal error
+
+
+async def test_a_request_that_is_refused_for_its_size_is_observed_too() -> None:
+    with grpc_receiver() as (endpoint, received):
+        async with observed(endpoint) as (app, engine, client, telemetry):
+            for call in (client.complete("x" * 1025), anext(client.generate("x" * 1025))):
+                with pytest.raises(InvalidRequestError, match=r"prompt\.text: has 1025 bytes"):
+                    await call
+            await eventually(lambda: nothing_held(app, engine))
+            assert telemetry.metrics.requests.active == 0
+    assert statuses(received) == {"INVALID_ARGUMENT": 2}
 
 
 async def test_details_and_pushback_reach_the_client_with_tracing_on() -> None:

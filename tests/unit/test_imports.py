@@ -13,6 +13,12 @@ def test_import_rules_hold() -> None:
     assert result.returncode == 0, result.stdout
 
 
+def test_the_server_process_imports_neither_torch_nor_a_tokenizer_nor_templates() -> None:
+    code = "import sys, weir.server.serve; print([m for m in ('torch', 'tokenizers', 'jinja2') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 def test_the_client_imports_neither_torch_nor_the_engine() -> None:
     code = (
         "import sys, weir.client; print([m for m in ('torch', 'numpy', 'pydantic', 'weir.engine') if m in sys.modules])"

@@ -12,7 +12,8 @@ from pathlib import Path
 from weir.config import ConfigError, ServerSettings
 from weir.listening import listening_socket
 from weir.server.admin import check_address
-from weir.server.security import CertificateFiles, read_tokens
+from weir.server.security import CertificateFiles
+from weir.server.tokens import read_tokens
 
 _LONGEST_SOCKET_PATH = 107
 
@@ -70,6 +71,7 @@ def _bound(name: str, host: str, port: int) -> socket.socket:
     except OSError as error:
         # The library's text repeats the address in its own way.
         reason = os.strerror(error.errno) if error.errno else str(error)
+        where = f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
-            raise OSError(f"cannot listen on {host}:{port} ({name}): {reason}") from None
-        raise ConfigError(f"{name}: cannot listen on {host}:{port}: {reason}") from None
+            raise OSError(f"cannot listen on {where} ({name}): {reason}") from None
+        raise ConfigError(f"{name}: cannot listen on {where}: {reason}") from None

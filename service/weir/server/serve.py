@@ -8,7 +8,7 @@ from pathlib import Path
 
 import uvloop
 
-from weir.config import ConfigError, Settings
+from weir.config import ConfigError, Settings, TenantSettings
 from weir.engine.process import EngineClient
 from weir.exit_codes import OK
 from weir.models.check import check_model
@@ -19,6 +19,7 @@ from weir.server.prompts import NoTokenizer
 from weir.server.scheduling import patient_threads
 from weir.server.signals import StopSignals, end_within
 from weir.server.tokenizer_pool import TokenizerPool
+from weir.server.tokens import tenants_of_tokens
 from weir.telemetry.logging import configure_logging
 from weir.telemetry.telemetry import Telemetry
 
@@ -32,7 +33,17 @@ def serve(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError for settings that cannot work."""
     check_server(settings.server)
     check_folder(settings)
-    return uvloop.run(_serve(settings))
+    return uvloop.run(_serve(with_tenants_of_tokens(settings)))
+
+
+def with_tenants_of_tokens(settings: Settings) -> Settings:
+    """The settings with a place for each tenant that the token file names: who has a token of its own is told apart.
+
+    Raises ConfigError for a wrong file.
+    """
+    named = {tenant: TenantSettings() for tenant in sorted(tenants_of_tokens(settings.server))}
+    engine = settings.engine.model_copy(update={"tenants": named | settings.engine.tenants})
+    return settings.model_copy(update={"engine": engine})
 
 
 def check_folder(settings: Settings) -> None:

@@ -74,8 +74,8 @@ def tokenizer_main(folder: Path, connection: socket.socket, memory_bytes: int, n
 
 
 def _answer(tokenizer: Tokenizer, data: bytes, memory_bytes: int) -> tuple[Kind, bytes]:
-    prompt = pb.Prompt.FromString(data)
     try:
+        prompt = pb.Prompt.FromString(data)
         if prompt.WhichOneof("input") == "text":
             ids = tokenizer.encode(prompt.text)
         else:

@@ -24,6 +24,8 @@ _STANDARD_FIELDS = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None
 _QUIET = ("opentelemetry", "urllib3")
 # A line for each request of a download.
 _TALKATIVE = ("httpx", "httpx2")
+# gRPC logs a traceback for each header that is not UTF-8; whoever can connect could fill the disk with them.
+_GRPC, _BY_ANYBODY = "grpc._cython.cygrpc", "Invalid encoding on "
 
 
 def configure_logging(settings: TelemetrySettings, stream: TextIO | None = None) -> None:
@@ -37,6 +39,7 @@ def configure_logging(settings: TelemetrySettings, stream: TextIO | None = None)
         logging.getLogger(name).setLevel(logging.CRITICAL)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger(_GRPC).addFilter(_is_not_by_anybody)
     logging.captureWarnings(True)
     if settings.log_format == "json":
         # What the interpreter would print as lines of its own.
@@ -47,6 +50,10 @@ def configure_logging(settings: TelemetrySettings, stream: TextIO | None = None)
 def _log_uncaught(error: BaseException | None, kind: type[BaseException]) -> None:
     if not issubclass(kind, SystemExit):
         logging.getLogger("uncaught").critical("%s", kind.__name__, exc_info=error)
+
+
+def _is_not_by_anybody(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_BY_ANYBODY)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

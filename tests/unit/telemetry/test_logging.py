@@ -71,3 +71,16 @@ def test_libraries_do_not_repeat_what_the_exporter_thread_says_once(stream: io.S
     configure_logging(TelemetrySettings(log_level="debug"), stream)
     logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").error("Failed to export traces")
     assert stream.getvalue() == ""
+
+
+def test_a_header_that_is_not_utf8_writes_no_traceback(stream: io.StringIO) -> None:
+    """gRPC logs one for each, and anybody can send them, without a token too."""
+    configure_logging(TelemetrySettings(log_level="debug"), stream)
+    grpc_log = logging.getLogger("grpc._cython.cygrpc")
+    try:
+        b"\xff".decode()
+    except UnicodeDecodeError:
+        grpc_log.exception("Invalid encoding on %s", b"\xff")
+    assert stream.getvalue() == ""
+    grpc_log.error("something else")
+    assert "something else" in stream.getvalue()

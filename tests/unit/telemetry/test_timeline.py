@@ -28,6 +28,7 @@ def trace_file(tmp_path: Path) -> Path:
     a, b, c = (telemetry.request_started(GENERATE, {}) for _ in range(3))
     for observer, request_id in ((a, "a"), (b, "b"), (c, "</script>")):
         observer.submitted(request(request_id))
+        observer.queued(request_id)
     for number, decodes, prefills in (
         (1, (), (prefill("a", 0, 4),)),
         (2, (decode("a"),), (prefill("b", 0, 3),)),

@@ -70,6 +70,7 @@ def run_to_the_end(telemetry: Telemetry, request_id: str = "r1", metadata: Mappi
     """A prompt of 4 tokens in one chunk, then two decodes: 3 output tokens."""
     observer = start(telemetry, metadata)
     observer.submitted(request(request_id))
+    observer.queued(request_id)
     telemetry.step(step(1, prefills=(prefill(request_id, 0, 4),)))
     observer.event(admitted(request_id))
     observer.event(delta(request_id))
@@ -196,6 +197,7 @@ def test_the_choices_of_one_request_share_one_link() -> None:
     with traced() as (telemetry, received):
         observer = start(telemetry)
         observer.submitted(request("r1", n=3))
+        observer.queued("r1")
         telemetry.step(step(decodes=tuple(decode("r1", choice=choice) for choice in range(3))))
         observer.finished("OK", None)
     [link] = received.named("engine.step")[0].links
@@ -206,17 +208,36 @@ def test_steps_link_to_a_request_under_the_id_that_the_engine_gave_it() -> None:
     with traced() as (telemetry, received):
         observer = start(telemetry)
         observer.submitted(request("r1"))
-        observer.event(admitted("r1.2"))
+        observer.queued("r1.2")
         telemetry.step(step(decodes=(decode("r1.2"),)))
         observer.finished("OK", None)
     [link] = received.named("engine.step")[0].links
     assert link.span_id == server_span(received).span_id
+    assert attributes(server_span(received).attributes)["gen_ai.response.id"] == "r1.2"
+
+
+def test_requests_of_one_name_link_to_the_steps_of_their_own() -> None:
+    """Two tenants may use the same id at once."""
+    with traced() as (telemetry, received):
+        observers = {engine_id: start(telemetry) for engine_id in ("r1", "r1.2")}
+        for engine_id, observer in observers.items():
+            observer.submitted(request("r1"))
+            observer.queued(engine_id)
+        telemetry.step(step(1, decodes=(decode("r1"),)))
+        telemetry.step(step(2, decodes=(decode("r1.2"),)))
+        for observer in observers.values():
+            observer.finished("OK", None)
+    spans = {attributes(span.attributes)["gen_ai.response.id"]: span.span_id for span in received.named(GENERATE)}
+    first, second = received.named("engine.step")
+    assert [link.span_id for link in first.links] == [spans["r1"]]
+    assert [link.span_id for link in second.links] == [spans["r1.2"]]
 
 
 def test_a_step_that_was_running_when_its_request_was_cancelled_still_links_to_it() -> None:
     with traced() as (telemetry, received):
         observer = start(telemetry)
         observer.submitted(request("r1"))
+        observer.queued("r1")
         observer.finished("CANCELLED", CancelledError())
         telemetry.step(step(decodes=(decode("r1"),)))
     [link] = received.named("engine.step")[0].links
@@ -227,7 +248,9 @@ def test_links_beyond_the_limit_are_counted_not_sent(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "2")
     with traced() as (telemetry, received):
         for request_id in ("a", "b", "c"):
-            start(telemetry).submitted(request(request_id))
+            observer = start(telemetry)
+            observer.submitted(request(request_id))
+            observer.queued(request_id)
         telemetry.step(step(decodes=(decode("a"), decode("b"), decode("c"))))
     [span] = received.named("engine.step")
     assert len(span.links) == 2

@@ -106,14 +106,15 @@ class RequestStream:
 class EngineClient:
     """Starts the engine process, hands it requests and hands out their events. Lives on one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, prepare: Callable[[], None] | None = None) -> None:
+        """prepare: called in the engine's process before anything else; it must be picklable."""
         context = multiprocessing.get_context("spawn")
         self._heartbeat = Heartbeat(context)
         inbox_read, self._inbox = context.Pipe(duplex=False)
         self._outbox, outbox_write = context.Pipe(duplex=False)
         self._childs_ends = (inbox_read, outbox_write)
         self._process = context.Process(
-            target=engine_main, args=(settings, inbox_read, outbox_write, self._heartbeat), daemon=True
+            target=engine_main, args=(settings, inbox_read, outbox_write, self._heartbeat, prepare), daemon=True
         )
         self._tenants = tenants_of(settings.engine)
         engine = settings.engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -19,6 +20,7 @@ from weir.server.scheduling import patient_threads
 from weir.server.signals import StopSignals, end_within
 from weir.server.tokenizer_pool import TokenizerPool
 from weir.server.tokens import tenants_of_tokens
+from weir.telemetry.logging import configure_logging
 from weir.telemetry.telemetry import Telemetry
 
 # What a process gets that was asked to end twice: to send the last statuses, and to kill its engine.
@@ -57,7 +59,7 @@ async def _serve(settings: Settings) -> int:
     signals = StopSignals(asyncio.get_running_loop(), lambda: end_within(ASKED_TWICE_S, OK))
     model = settings.model
     observer = Telemetry(settings, model.served_model_name or Path(model.model).name)
-    engine, tokenizer = EngineClient(settings), make_tokenizer(settings)
+    engine, tokenizer = EngineClient(settings, partial(configure_logging, settings.telemetry)), make_tokenizer(settings)
     # gRPC must not exist yet in a process that starts another one.
     engine.start()
     tokenizer.start()

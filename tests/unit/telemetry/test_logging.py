@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -18,8 +20,10 @@ from tests.unit.telemetry.factories import GENERATE
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers, level, hooks = list(root.handlers), root.level, (sys.excepthook, threading.excepthook)
     yield io.StringIO()
+    sys.excepthook, threading.excepthook = hooks
+    logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)
 

@@ -33,7 +33,9 @@ class Tokenizer:
         definition = read_json(path)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             raise TokenizerError(f"cannot load {path}: {error}") from None
         # A checkpoint may have been saved with the limits of its training.
         self._tokenizer.no_truncation()
@@ -91,7 +93,14 @@ class Tokenizer:
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except MemoryError:
             raise  # whoever set the limit says what it was
-        except Exception as error:  # the library raises plain Exception, as for an unknown token that is not there
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             raise PromptError(f"the model's tokenizer fails on this text: {error}") from None
         ids: list[int] = encoding.ids
         return ids
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """The library raises plain Exception, and where it panics something that is none and has no name to import."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

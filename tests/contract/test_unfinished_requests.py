@@ -7,12 +7,12 @@ import asyncio
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from weir.orca.load_report_pb2 import OrcaLoadReport
+from weir.orca.service_pb2 import OrcaLoadReportRequest
 from weir.server.app import App
 from weir.server.watches import MAX_PER_CONNECTION, seconds_within
 from weir.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, budget_pb2_grpc
 from weir.v1 import inference_pb2 as pb
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
 from tests.contract.decode import eventually, refusal
 from tests.contract.fake_engine import FakeEngine

@@ -106,7 +106,9 @@ class Tokenizer:
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except MemoryError:
             raise  # whoever set the limit says what it was
-        except Exception as error:  # the library raises plain Exception, as for an unknown token that is not there
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             raise PromptError(f"the model's tokenizer fails on this text: {error}") from None
         ids: list[int] = encoding.ids
         return ids

@@ -99,6 +99,21 @@ def test_a_text_that_the_tokenizer_fails_on_is_a_prompt_error(tmp_path: Path) ->
         Tokenizer(tmp_path).encode("河 Ж")
 
 
+def test_a_panic_of_the_tokenizer_library_is_a_prompt_error(tmp_path: Path) -> None:
+    """It is no Exception, and ended the process: here of a special token that the post-processor does not know."""
+    vocabularies.save(vocabularies.sentencepiece(), tmp_path)
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(PromptError, match="tokenizer fails on this text"):
+        Tokenizer(tmp_path).encode("the river")
+
+
 def test_a_shard_whose_name_is_too_long_is_not_there(tmp_path: Path) -> None:
     (tmp_path / SHARD_INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "x" * 5000}}))
     with pytest.raises(ModelFolderError):

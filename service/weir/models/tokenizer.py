@@ -121,11 +121,13 @@ def _open(path: Path) -> tokenizers.Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.decode(tokenizer.encode(_SAMPLE).ids)
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"cannot load {path}: {error}") from None
     except BaseException as error:
-        # What Rust calls a panic is no Exception in Python.
-        if type(error).__name__ != "PanicException":
+        if not _is_of_library(error):
             raise
         raise TokenizerError(f"cannot load {path}: the tokenizers library fails on it: {error}") from None
     return tokenizer
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """The library raises plain Exception, and where it panics something that is none and has no name to import."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -104,7 +104,7 @@ class Result:
             ["answered whole", str(ends["OK"]), ""],
             ["refused with a time to come back", str(ends["RESOURCE_EXHAUSTED KV_BUDGET_EXHAUSTED"]), ""],
             ["ended by their deadline", str(sum(n for how, n in ends.items() if how.startswith("DEADLINE"))), ""],
-            ["cancelled, closed by the client", f"{ends['CANCELLED']}, {ends['closed by the client']}", ""],
+            ["cancelled, closed by the client", f"{ends['CANCELLED CANCELLED']}, {ends['closed by the client']}", ""],
             ["ends without a typed error", str(len(self.ledger.wrong)), "0"],
             ["answers computed again alone, and different", f"{self.again}, {self.unequal}", "0 different"],
             ["floods of 300 requests", str(did["floods"]), ""],

@@ -37,13 +37,20 @@ def test_a_template_that_is_not_utf8_is_a_damaged_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "templates", [[3], ["x"], [{"name": "default"}], [{"template": "x"}], [{"name": ["default"], "template": "x"}], {}]
+    "templates", [[3], ["x"], [{"name": "default"}], [{"template": "x"}], [{"name": ["default"], "template": "x"}]]
 )
 def test_a_list_of_templates_that_holds_something_else_names_no_template(folder: Path, templates: object) -> None:
     (folder / "chat_template.jinja").unlink()
     change(folder / "tokenizer_config.json", chat_template=templates)
     with pytest.raises(PromptError, match="no chat template"):
         Tokenizer(folder).encode_chat(MESSAGES)
+
+
+def test_a_template_that_is_an_object_is_refused(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    change(folder / "tokenizer_config.json", chat_template={})
+    with pytest.raises(ModelFolderError, match="chat_template must be a text or a list of named texts"):
+        Tokenizer(folder)
 
 
 @pytest.mark.parametrize("source", ["{{ " + "(" * 3000 + ")" * 3000 + " }}", "{{ namespace(a=1, a=2) }}"])
@@ -62,7 +69,8 @@ def test_a_template_that_fails_in_an_unusual_way_is_a_prompt_error(source: str) 
 @pytest.mark.parametrize("expression", ["'a' * 300000000", "'a' | center(300000000)", "('a' * 300000000) | length"])
 def test_nothing_of_a_template_is_computed_before_there_are_limits(expression: str) -> None:
     tracemalloc.start()
-    ChatTemplate("{{ " + expression + " }}{% if " + expression + " %}{% endif %}", {})
+    with pytest.raises(TokenizerError, match="the chat template renders no message"):
+        ChatTemplate("{{ " + expression + " }}{% if " + expression + " %}{% endif %}", {})
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 30_000_000
@@ -89,17 +97,20 @@ def test_an_end_token_that_is_a_lone_surrogate_is_no_token(folder: Path) -> None
     assert ends.unknown["tokenizer_config.json"] == "\ud800"
 
 
-def test_a_text_that_the_tokenizer_fails_on_is_a_prompt_error(tmp_path: Path) -> None:
+def test_a_text_that_the_tokenizer_fails_on_is_a_prompt_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The unknown token that a model names may not be there; the library finds out at the first unknown character."""
     vocabularies.save(vocabularies.sentencepiece(), tmp_path)
     definition = json.loads((tmp_path / "tokenizer.json").read_text())
     definition["model"] |= {"unk_token": "<nothing>", "byte_fallback": False}
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(TokenizerError, match="the tokenizers library fails on it"):
+        Tokenizer(tmp_path)  # the sample that is tried at the start has such a character
+    monkeypatch.setattr("weir.models.tokenizer._SAMPLE", "the river")
     with pytest.raises(PromptError, match="tokenizer fails on this text"):
         Tokenizer(tmp_path).encode("河 Ж")
 
 
-def test_a_panic_of_the_tokenizer_library_is_a_prompt_error(tmp_path: Path) -> None:
+def test_a_panic_of_the_tokenizer_library_is_the_models_fault(tmp_path: Path) -> None:
     """It is no Exception, and ended the process: here of a special token that the post-processor does not know."""
     vocabularies.save(vocabularies.sentencepiece(), tmp_path)
     definition = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -110,8 +121,8 @@ def test_a_panic_of_the_tokenizer_library_is_a_prompt_error(tmp_path: Path) -> N
         "special_tokens": {},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    with pytest.raises(PromptError, match="tokenizer fails on this text"):
-        Tokenizer(tmp_path).encode("the river")
+    with pytest.raises(TokenizerError, match="the tokenizers library fails on it"):
+        Tokenizer(tmp_path)
 
 
 def test_a_shard_whose_name_is_too_long_is_not_there(tmp_path: Path) -> None:

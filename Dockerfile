@@ -7,7 +7,9 @@ ARG DEBIAN_FRONTEND=noninteractive
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates python3 \
+    && apt-get clean \
     && rm -rf /var/lib/apt/lists/* \
+    && python3 -m venv --without-pip /opt/venv \
     && groupadd --gid 10001 weir \
     && useradd --uid 10001 --gid weir --home-dir /cache --no-create-home --shell /usr/sbin/nologin weir \
     && install --directory --owner=weir --group=weir /cache /models /run/weir
@@ -17,22 +19,26 @@ ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH \
     HOME=/cache \
     XDG_CACHE_HOME=/cache
 
+# What no image keeps: a compiler, and pip, which is mounted where something is installed into /opt/venv.
 FROM base AS build
 ARG DEBIAN_FRONTEND=noninteractive
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
+    && apt-get install --yes --no-install-recommends g++ python3-venv \
     && rm -rf /var/lib/apt/lists/* \
-    && python3 -m venv /opt/venv
+    && python3 -m venv /opt/pip
 WORKDIR /src
 
-# The lists change when a dependency does, not with every edit of pyproject.toml: the layers below stay cached.
+# The lists change when a dependency does, not with every edit of pyproject.toml, and those of torch only with torch:
+# the layers that are made from them stay.
 FROM build AS lists
 COPY pyproject.toml requirements/constraints.txt scripts/list_requirements.py ./
 RUN mkdir /lists \
     && cp constraints.txt /lists \
-    && python3 list_requirements.py server fetch --without torch >/lists/cuda.txt \
-    && python3 list_requirements.py server fetch --without torch --without triton >/lists/cpu.txt \
+    && grep '^torch==' constraints.txt >/lists/torch.txt \
+    && grep -E '^(triton==|cuda-|nvidia-)' constraints.txt >/lists/cuda-libraries.txt \
+    && python3 list_requirements.py server fetch >/lists/cuda.txt \
+    && python3 list_requirements.py server fetch --without triton >/lists/cpu.txt \
     && python3 list_requirements.py sidecar >/lists/sidecar.txt
 
 # The code: the package, the generated stubs, and the CPU kernels compiled for all instruction sets.
@@ -41,39 +47,60 @@ COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
 COPY proto proto
 COPY kernels kernels
 COPY service service
-RUN pip install --no-cache-dir --no-deps --target /opt/app . \
+RUN /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps --target /opt/app . \
     && python3 /opt/app/weir_kernels/cpu/build.py
 
-FROM build AS sidecar-packages
-COPY --from=lists /lists/constraints.txt /lists/sidecar.txt ./
-RUN pip install --no-cache-dir -c constraints.txt -r sidecar.txt
-
-# torch is a layer of its own, the largest one. TORCH_INDEX: a package index with CPU builds of it, where pip's own
-# configuration knows none.
-FROM build AS cpu-packages
-ARG TORCH_INDEX=
-COPY --from=lists /lists/constraints.txt /lists/cpu.txt ./
-RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch
-# hadolint ignore=DL3059
-RUN pip install --no-cache-dir -c constraints.txt -r cpu.txt
-
-FROM build AS cuda-packages
-ARG TORCH_INDEX=
-COPY --from=lists /lists/constraints.txt /lists/cuda.txt ./
-RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -c constraints.txt torch
-# hadolint ignore=DL3059
-RUN pip install --no-cache-dir -c constraints.txt -r cuda.txt
-
+# Of the Kubernetes client only what the sidecar calls is kept: all of it is more than the rest of the image.
 FROM base AS sidecar
-COPY --from=sidecar-packages /opt/venv /opt/venv
+COPY --from=lists /lists/constraints.txt /lists/sidecar.txt /opt/lists/
+COPY scripts/prune_kubernetes.py /opt/lists/
+RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir \
+        -c /opt/lists/constraints.txt -r /opt/lists/sidecar.txt \
+    && /opt/venv/bin/python /opt/lists/prune_kubernetes.py CoreV1Api \
+    && /opt/pip/bin/pip --python /opt/venv/bin/python uninstall --yes \
+        aiohttp aiohttp-retry aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl
 COPY --from=code /opt/app /opt/app
+ARG BASE
+ARG VERSION=
+ARG REVISION=
+LABEL org.opencontainers.image.title="weir-sidecar" \
+      org.opencontainers.image.description="Drain and pod deletion cost beside a weir server" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE}"
 USER 10001:10001
 ENTRYPOINT ["weir"]
 CMD ["sidecar"]
 
+# Three layers by how often they change: torch, the other packages, the code. TORCH_INDEX is an index for torch alone:
+# such an index has few other packages, and other versions of them than the pinned ones.
 FROM base AS cpu
-COPY --from=cpu-packages /opt/venv /opt/venv
+COPY --from=lists /lists/torch.txt /opt/lists/
+ARG TORCH_INDEX=
+RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps \
+        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r /opt/lists/torch.txt \
+    && if grep -E '^Requires-Dist: (cuda|nvidia)' /opt/venv/lib/python3*/site-packages/torch-*.dist-info/METADATA; then \
+         echo "this torch is built for CUDA: name an index with CPU builds, --build-arg TORCH_INDEX=...," \
+           "or build the target cuda, which runs on a CPU too" >&2; \
+         exit 1; \
+       fi
+COPY --from=lists /lists/constraints.txt /lists/cpu.txt /opt/lists/
+RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir \
+        -c /opt/lists/constraints.txt -r /opt/lists/cpu.txt
 COPY --from=code /opt/app /opt/app
+ARG BASE
+ARG VERSION=
+ARG REVISION=
+LABEL org.opencontainers.image.title="weir-cpu" \
+      org.opencontainers.image.description="LLM inference over gRPC, on a CPU" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE}"
 USER 10001:10001
 ENTRYPOINT ["weir"]
 CMD ["serve"]
@@ -84,10 +111,30 @@ ARG DEBIAN_FRONTEND=noninteractive
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev \
+    && apt-get clean \
     && rm -rf /var/lib/apt/lists/*
 ENV TRITON_CACHE_DIR=/cache/triton
-COPY --from=cuda-packages /opt/venv /opt/venv
+COPY --from=lists /lists/torch.txt /lists/cuda-libraries.txt /opt/lists/
+ARG TORCH_INDEX=
+RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps \
+        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r /opt/lists/torch.txt \
+    && /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps \
+        -r /opt/lists/cuda-libraries.txt
+COPY --from=lists /lists/constraints.txt /lists/cuda.txt /opt/lists/
+RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir \
+        -c /opt/lists/constraints.txt -r /opt/lists/cuda.txt
 COPY --from=code /opt/app /opt/app
+ARG BASE
+ARG VERSION=
+ARG REVISION=
+LABEL org.opencontainers.image.title="weir" \
+      org.opencontainers.image.description="LLM inference over gRPC, on NVIDIA GPUs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE}"
 USER 10001:10001
 ENTRYPOINT ["weir"]
 CMD ["serve"]

@@ -18,7 +18,7 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --durations 15
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 20
 
-$(VENV)/.installed: pyproject.toml $(LOCK) proto/build_stubs.py $(wildcard proto/weir/v1/*.proto)
+$(VENV)/.installed: pyproject.toml $(LOCK) proto/build_stubs.py $(wildcard proto/weir/*/*.proto)
 	@echo "installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# torch on its own first: an index of torch's builds has few of the other packages, and other versions of them.
@@ -56,6 +56,14 @@ serve: $(VENV)/.installed model kernels ## serve the demo model on port 50051 un
 .PHONY: test
 test: $(VENV)/.installed model kernels ## the test suite: units, contracts, parity with the reference, end to end
 	$(PYTEST) tests/unit tests/contract tests/cases tests/e2e --ignore tests/unit/kernels/triton
+
+.PHONY: soak
+soak: $(VENV)/.installed model kernels ## a server under everything that clients do to it: make soak SECONDS=3600 (900 by default)
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),900) $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(VENV)/.installed ## 100,000 damaged configs, tokenizers, templates, weights, requests and headers: make fuzz ARGS="--seed 2"
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 .PHONY: test-triton
 test-triton: $(VENV)/.installed ## the Triton kernels: interpreted, and compiled for four chips without a GPU

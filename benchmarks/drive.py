@@ -59,7 +59,7 @@ class Trace:
     @property
     def busy_s(self) -> float:
         """Time in steps; an open loop also waits for requests."""
-        return sum(record.end_unix_ns - record.start_unix_ns for record in self.records) / 1e9
+        return sum(record.end_ns - record.start_ns for record in self.records) / 1e9
 
     def pure_decode(self) -> Trace:
         """The steps in which every request decodes, with their own time as wall time.

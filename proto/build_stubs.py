@@ -1,4 +1,4 @@
-"""Generate the Python stubs of weir.v1; run by `make proto`, and by the build backend when a wheel is made."""
+"""Generate the Python stubs of weir.v1 and weir.orca: for `make proto`, and for the build backend of the wheel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from grpc_tools import protoc
 
 PROTO_ROOT = Path(__file__).resolve().parent
 OUT = PROTO_ROOT.parent / "service"
-PACKAGE = OUT / "weir" / "v1"
+PACKAGES = {"v1": "The weir.v1 API", "orca": "ORCA load reports"}
 
 
 def generate() -> None:
-    """Write service/weir/v1/*_pb2.py, *_pb2.pyi and *_pb2_grpc.py. Raises RuntimeError when protoc fails."""
-    sources = sorted(str(p.relative_to(PROTO_ROOT)) for p in (PROTO_ROOT / "weir" / "v1").glob("*.proto"))
+    """Write *_pb2.py, *_pb2.pyi and *_pb2_grpc.py below service/weir. Raises RuntimeError when protoc fails."""
+    sources = sorted(str(p.relative_to(PROTO_ROOT)) for p in (PROTO_ROOT / "weir").glob("*/*.proto"))
     well_known = Path(grpc_tools.__file__).parent / "_proto"
-    PACKAGE.mkdir(parents=True, exist_ok=True)
+    for name, what in PACKAGES.items():
+        package = OUT / "weir" / name
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text(f'"""{what}: generated stubs."""\n')
     code = protoc.main(
         [
             "protoc",
@@ -32,7 +35,6 @@ def generate() -> None:
     )
     if code != 0:
         raise RuntimeError(f"protoc failed with exit code {code} on {sources}")
-    (PACKAGE / "__init__.py").write_text('"""Generated stubs of the weir.v1 API."""\n')
 
 
 def get_build_hook() -> type:
@@ -51,4 +53,4 @@ def get_build_hook() -> type:
 
 if __name__ == "__main__":
     generate()
-    sys.stdout.write(f"stubs written to {PACKAGE}\n")
+    sys.stdout.write(f"stubs written to {OUT / 'weir'}\n")

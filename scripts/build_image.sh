@@ -11,6 +11,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 target=${1:-cuda}
 tag=${2:-weir-$target}
 shift $(($# < 2 ? $# : 2))
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")
+revision=$(git -C "$root" describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || true)
+set -- --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "$@"
 
 if ! command -v buildah >/dev/null; then
   exec docker build --file "$root/Dockerfile" --target "$target" --tag "$tag" "$@" "$root"

@@ -171,6 +171,9 @@ class EngineSettings(_Section):
     max_batch_tokens: int = Field(512, gt=0, description="tokens computed in one step, decodes first")
     cuda_graphs: bool = Field(True, description="record decode steps on a GPU and replay them; off: launch each kernel")
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
+    prefix_cache_sharing: Literal["tenant", "all"] = Field(
+        "tenant", description="tenant: each tenant finds its own prefixes; all: everybody finds everybody's"
+    )
     admission: Literal["guaranteed", "optimistic", "reserve"] = Field(
         "guaranteed",
         description="guaranteed: future peak fits; optimistic: overcommit and preempt; reserve: sum of maxima",
@@ -239,7 +242,9 @@ class ServerSettings(_Section):
     tls_cert_file: str | None = Field(None, description="PEM certificate chain; with it, gRPC is served over TLS only")
     tls_key_file: str | None = Field(None, description="PEM key of the certificate")
     tls_client_ca_file: str | None = Field(None, description="PEM CA; with it, clients must bring a certificate of it")
-    auth_tokens_file: str | None = Field(None, description="file of bearer tokens, one a line; health needs none")
+    auth_tokens_file: str | None = Field(
+        None, description="file of bearer tokens, TOKEN or tenant=NAME TOKEN a line; health needs none"
+    )
     auth_tokens_grace_s: Seconds = Field(
         60.0, description="how long tokens stay good when their file is emptied, removed or unreadable"
     )

@@ -30,13 +30,19 @@ class TinyModel:
     reference: PreTrainedModel
 
     def engine(self, **settings: object) -> Engine:
-        """An engine over it, on the reference kernels: a block has 4 tokens and a step 32 unless said otherwise."""
-        chosen = {"kv_memory_bytes": 2**20, "block_size": 4, "max_running": 8, "max_batch_tokens": 32, "threads": 1}
+        """An engine over it, on the reference kernels: a block has 4 tokens and a step 32 unless said otherwise.
+
+        Blocks of 4 are none that a server may have, but more of them cross and fill in a short test.
+        """
+        chosen = {"kv_memory_bytes": 2**20, "max_running": 8, "max_batch_tokens": 32, "threads": 1}
+        block_size = settings.pop("block_size", 4)
         return Engine(
             load_engine(
                 Settings(
                     model=ModelSettings(model=str(self.folder), dtype="float32", device="cpu", kernels="reference"),
-                    engine=EngineSettings.model_validate(chosen | settings),
+                    engine=EngineSettings.model_validate(chosen | settings).model_copy(
+                        update={"block_size": block_size}
+                    ),
                 )
             )
         )

@@ -110,6 +110,7 @@ def make_core(
     eos: tuple[int, ...] = (),
     table: TokenTable | None = None,
     run_by: Callable[[ExactModel, torch.Tensor, BlockPool], StepRunner] | None = None,
+    tenants: Tenants | None = None,
 ) -> EngineCore:
     """An engine over the exact model; its model length is the whole pool unless said otherwise.
 
@@ -146,7 +147,7 @@ def make_core(
         max_stop_string_chars=256,
         max_logit_bias=1024,
     )
-    tenants = Tenants()
+    tenants = tenants or Tenants()
     pool, kv = BlockPool(num_blocks, block_size, prefix_cache), model.allocate_kv(num_blocks, block_size)
     runner = run_by(model, kv, pool) if run_by else cpu_runner(model, kv, pool)
     scheduler = Scheduler(
@@ -159,7 +160,7 @@ def make_core(
             collect_lag=runner.steps_ahead,
         ),
         pool,
-        BlockHasher(block_size, key=b"test"),
+        BlockHasher(block_size, key=b"test", tenants=tenants),
         WaitingQueue(tenants, bypass_limit=4, bypass_age_s=1000.0),
         tenants,
     )
@@ -188,13 +189,23 @@ class Engine:
         priority: int = 5,
         deadline: float | None = None,
         temperature: float = 0.0,
+        tenant: str = "",
         **params: Any,
     ) -> SamplingParams:
         """Queue a request, greedy unless said otherwise; its parameters."""
         chosen = SamplingParams(max_tokens, temperature=temperature, **params)
         now = time.monotonic()
         self.core.submit(
-            GenerateRequest(request_id, tuple(prompt), chosen, n=n, priority=priority, arrival=now, deadline=deadline)
+            GenerateRequest(
+                request_id,
+                tuple(prompt),
+                chosen,
+                n=n,
+                priority=priority,
+                arrival=now,
+                deadline=deadline,
+                tenant=tenant,
+            )
         )
         return chosen
 

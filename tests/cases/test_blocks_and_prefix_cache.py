@@ -10,6 +10,7 @@ import pytest
 import torch
 from weir.engine.blocks import BlockHasher, BlockPool
 from weir.engine.request import SamplingParams, TokenLogprobs
+from weir.engine.tenants import Tenant, Tenants
 
 from tests.cases.conftest import TinyModel
 from tests.cases.engines import Engine, ExactModel, make_core, some_tokens
@@ -70,7 +71,7 @@ def test_a_sequence_grows_by_a_block_exactly_when_it_enters_it(length: int) -> N
 def test_a_recycled_block_is_not_found_under_its_old_content() -> None:
     """MinivLLM#87: the hash of an evicted block still led to it, and another sequence read its KV."""
     pool, hashes = BlockPool(1, 4), list[bytes]()
-    BlockHasher(4, key=b"k").extend(hashes, range(8), "", 2)
+    BlockHasher(4, key=b"k").extend(hashes, range(8), "", "", 2)
     for digest in hashes:
         block = pool.take(1)
         assert pool.find([digest]) == []
@@ -89,6 +90,49 @@ def test_prompts_that_agree_in_the_low_byte_of_their_tokens_share_nothing() -> N
         engine.run()
         assert engine.admitted(name).cached_tokens == 0
         assert engine.tokens(name) == model.continuation(tokens, 3, GREEDY)
+
+
+# -- tenants ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("admission", ["guaranteed", "optimistic", "reserve"])
+def test_a_prompt_that_another_tenant_has_cached_is_computed_as_if_it_were_new(admission: str) -> None:
+    """Cached tokens and the time they save told whoever asked what other tenants had asked."""
+    model, prompt = ExactModel(), some_tokens(33)
+    tenants = Tenants([Tenant("gold"), Tenant("batch")])
+    engine = Engine(make_core(model, num_blocks=80, admission=admission, tenants=tenants))
+    computed = {}
+    for name, tenant in (("first", "gold"), ("again", "gold"), ("other", "batch"), ("none", ""), ("unknown", "x")):
+        before = model.computed
+        engine.submit(name, prompt, 3, tenant=tenant)
+        engine.run()
+        computed[name] = model.computed - before
+        assert engine.tokens(name) == model.continuation(prompt, 3, GREEDY)
+    cached = {name: engine.admitted(name).cached_tokens for name in computed}
+    # 33 tokens in blocks of 4: 8 whole blocks. The last of 3 output tokens is never computed.
+    assert cached == {"first": 0, "again": 32, "other": 0, "none": 0, "unknown": 32}
+    assert computed == {name: 35 - hit for name, hit in cached.items()}
+
+
+def test_running_requests_of_two_tenants_share_no_block() -> None:
+    engine = Engine(make_core(num_blocks=80, tenants=Tenants([Tenant("gold"), Tenant("batch")])))
+    prompt = some_tokens(32)
+    for name in ("gold", "batch"):
+        engine.submit(name, prompt, 8, tenant=name)
+        for _ in range(3):
+            engine.step()
+    assert engine.core.snapshot().running == 2
+    held = engine.core.snapshot().kv_used_tokens
+    assert held >= 2 * 32
+    engine.run()
+
+
+def test_tenants_that_share_the_cache_find_each_others_prompts() -> None:
+    engine = Engine(make_core(num_blocks=80, tenants=Tenants([Tenant("gold"), Tenant("batch")], shares_cache=True)))
+    for name in ("gold", "batch"):
+        engine.submit(name, some_tokens(33), 3, tenant=name)
+        engine.run()
+    assert [engine.admitted(name).cached_tokens for name in ("gold", "batch")] == [0, 32]
 
 
 # -- preemption and eviction --------------------------------------------------------------------------------------

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import kubernetes
 import pytest
 import yaml
 
@@ -47,9 +50,56 @@ def test_the_default_target_is_cuda() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_code_comes_after_packages_so_that_it_is_a_small_layer(target: str) -> None:
-    copies = re.findall(r"^COPY --from=(\S+)", stage(target), re.MULTILINE)
-    assert copies == [f"{target}-packages", "code"]
+def test_code_is_the_last_layer_so_that_a_change_of_it_ships_nothing_else(target: str) -> None:
+    layers = re.findall(r"^(?:COPY|RUN|ADD) .*$", stage(target), re.MULTILINE)
+    assert layers[-1] == "COPY --from=code /opt/app /opt/app"
+    assert not [layer for layer in layers[:-1] if "--from=code" in layer]
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+def test_torch_is_a_layer_before_the_other_packages_and_depends_on_its_own_pins_alone(target: str) -> None:
+    torch, packages = re.findall(r"^RUN --mount=(.*?)(?=^[A-Z])", stage(target), re.MULTILINE | re.DOTALL)
+    before, between = stage(target).split(torch)
+    assert "-r /opt/lists/torch.txt" in torch
+    assert "constraints.txt" not in before + torch
+    assert f"-c /opt/lists/constraints.txt -r /opt/lists/{target}.txt" in between.split(packages)[0] + packages
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+def test_only_torch_is_asked_of_an_index_of_torchs_builds(target: str) -> None:
+    asked = [line for line in re.split(r"&&|^RUN", stage(target), flags=re.MULTILINE) if "--index-url" in line]
+    assert len(asked) == 1
+    assert "--no-deps" in asked[0]
+    assert re.findall(r"-r (\S+)", asked[0]) == ["/opt/lists/torch.txt"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_image_keeps_pip_or_a_compiler_that_only_the_build_needs(target: str) -> None:
+    installed = " ".join(re.findall(r"apt-get install (.*)", stage("base") + stage(target)))
+    assert not {"g++", "python3-venv", "python3-pip"} & set(installed.split())
+    assert "venv --without-pip /opt/venv" in stage("base")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_labels_are_those_of_the_image_specification(target: str) -> None:
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', stage(target)))
+    assert set(labels) == {"title", "description", "licenses", "version", "revision", "base.name"}
+    assert (labels["version"], labels["revision"], labels["base.name"]) == ("${VERSION}", "${REVISION}", "${BASE}")
+
+
+def test_the_sidecar_keeps_what_it_calls_of_the_kubernetes_client_and_little_else(tmp_path: Path) -> None:
+    kept = re.findall(r"prune_kubernetes\.py (.+?) \\", stage("sidecar"))[0].split()
+    removed = re.findall(r"uninstall --yes \\\n\s+(.+)", stage("sidecar"))[0].split()
+    shutil.copytree(Path(kubernetes.__file__).parent, tmp_path / "kubernetes")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, ROOT / "scripts" / "prune_kubernetes.py", *kept], env=environment, check=True)
+    assert sum(path.stat().st_size for path in (tmp_path / "kubernetes").rglob("*.py")) < 10e6
+    # A module of the name of a removed package stands in its way.
+    for name in removed:
+        (tmp_path / f"{name.replace('-', '_')}.py").write_text("raise ImportError(__name__)\n")
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/sidecar/test_kube.py"]
+    done = subprocess.run(suite, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_sidecar_has_no_torch() -> None:

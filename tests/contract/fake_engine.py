@@ -82,6 +82,7 @@ class FakeStream:
     def __init__(self, engine: FakeEngine, request: GenerateRequest) -> None:
         self._engine = engine
         self.request = request
+        self.request_id = request.request_id
         engine.streams.add(self)
 
     def __aiter__(self) -> AsyncIterator[Event]:

@@ -27,6 +27,8 @@ class ByteTokenizer:
         if prompt.WhichOneof("input") == "text":
             return list(prompt.text.encode())
         turns = prompt.chat.messages
+        if not turns:
+            raise PromptError("the conversation is empty")
         if turns[0].role == "assistant":
             raise PromptError("the first turn must be the user's")
         return list(("".join(f"<{turn.role}>{turn.content}" for turn in turns) + "<assistant>").encode())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from weir.client import AsyncClient, InvalidRequestError, MessageTooLargeError
+from weir.config import ServerSettings
 from weir.engine.errors import InvalidRequestError as Invalid
 from weir.engine.request import (
     ChoiceFinish,
@@ -26,6 +27,7 @@ from weir.server.backlog import Backlogs
 from weir.server.lifecycle import Lifecycle
 from weir.server.load_report import LoadReporter
 from weir.server.messages import MessageParser
+from weir.server.observer import NoObserver
 from weir.server.replies import StreamReply
 from weir.server.rpc import RpcInterceptor
 from weir.server.watches import Watches
@@ -212,7 +214,7 @@ async def test_a_request_that_is_wrong_otherwise_is_told_that_and_not_its_size()
         AsyncClient(f"127.0.0.1:{server.app.port}", max_attempts=1) as client,
     ):
         with pytest.raises(InvalidRequestError) as refused:
-            await client.complete(token_ids=[1], max_tokens=2**31 - 1, logprobs=20, top_p=2.0)
+            await client.complete(token_ids=[1], max_tokens=50_000, logprobs=20, top_p=2.0)
         assert [violation.field for violation in refused.value.violations] == ["params.top_p"]
 
 
@@ -242,7 +244,8 @@ async def test_any_other_answer_that_is_too_large_is_told_so_and_never_to_be_rep
         return pb.TokenizeResponse(token_ids=[1] * 64 * KIB)
 
     load = LoadReporter(engine, Lifecycle(), Watches(Backlogs(1, 1, 1.0), 1.0))
-    rpc = RpcInterceptor(load, MessageParser(lambda: None), 64 * KIB, receive_timeout_s=5)
+    settings = ServerSettings(max_message_bytes=64 * KIB)
+    rpc = RpcInterceptor(load, MessageParser(lambda: None), NoObserver(), settings)
     server = grpc.aio.server(interceptors=[rpc])
     handler = grpc.unary_unary_rpc_method_handler(
         large, pb.TokenizeRequest.FromString, pb.TokenizeResponse.SerializeToString

@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,16 @@ from grpc_health.v1 import health_pb2  # noqa: F401 - the pool describes what is
 from weir.server.app import App
 from weir.v1 import inference_pb2 as pb
 
+from tests.contract.fake_engine import INFO, FakeEngine
+
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture
+async def engine() -> FakeEngine:
+    """Of a model that is long enough for the examples."""
+    return FakeEngine(replace(INFO, max_model_len=1000, kv_total_tokens=4000))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=["threads", "asyncio", "errors"])

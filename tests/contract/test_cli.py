@@ -191,11 +191,12 @@ async def test_a_pause_before_another_attempt_is_said(
     assert "trying again" not in error
 
 
+@pytest.mark.parametrize("line", ["s3cret", "tenant=gold s3cret"])
 async def test_a_server_that_wants_another_token_is_told_as_a_token(
-    engine: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: FakeEngine, tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known, wrong = tmp_path / "known", tmp_path / "wrong"
-    known.write_text("s3cret\n")
+    known.write_text(f"{line}\n")
     wrong.write_text("# comment\nguess\n")
     server = ServerSettings(host="127.0.0.1", port=0, admin_address="127.0.0.1:0", auth_tokens_file=str(known))
     app = App(Settings(server=server), engine, ByteTokenizer())
@@ -209,6 +210,7 @@ async def test_a_server_that_wants_another_token_is_told_as_a_token(
     assert capsys.readouterr().err == "weir generate: the token was refused: see --token-file\n"
     assert await asyncio.to_thread(main, [*call, "--token-file", str(known)]) == 0
     assert capsys.readouterr().out == "hi\n"
+    assert engine.submitted[-1].tenant == ("gold" if "gold" in line else "")
     app.request_stop()
     await app.shut_down()
 

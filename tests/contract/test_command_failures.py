@@ -59,6 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (folder / "empty.txt").touch()
     (folder / "binary").write_bytes(bytes(range(256)))
     (folder / "list.json").write_text("[1, 2]")
+    (folder / "tokens.txt").write_text("tenant=gold\n")
     (folder / "deep.json").write_text("[" * 100_000)
     (folder / "deep.yaml").write_text("{a: " * 5_000)
     (folder / "list.yaml").write_text("- 1\n- 2\n")
@@ -89,6 +90,8 @@ def assert_one_sentence(done: Done, code: int, command: str) -> None:
         ("generate", "x", "--top-k", str(2**40)),
         ("generate", "x", "--token-file", "missing"),
         ("generate", "x", "--token-file", "empty.txt"),
+        ("generate", "x", "--token-file", "tokens.txt"),
+        ("serve", "--auth-tokens-file", "tokens.txt"),
         ("generate", "x", "--tls-ca", "binary"),
         ("generate", "x", "--tls-cert", "binary"),
         ("generate",),
@@ -300,4 +303,4 @@ def test_a_port_that_is_free_again_is_no_fault(place: Place) -> None:
     port = free_port()
     done = place.run(*SERVE, *FREE_ADMIN, "--port", str(port), "--metrics-port", str(port))
     assert_one_sentence(done, 1, "serve")
-    assert f"127.0.0.1:{port}" in done.err or f"0.0.0.0:{port}" in done.err
+    assert f"[::]:{port}" in done.err

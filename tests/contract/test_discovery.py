@@ -62,6 +62,14 @@ async def test_channelz_names_peers_to_the_operator_and_to_nobody_else(
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_reflection_describes_every_service_it_lists(channel: grpc.aio.Channel) -> None:
+    listed = await ask(channel, reflection_pb2.ServerReflectionRequest(list_services=""))
+    for service in listed.list_services_response.service:
+        answer = await ask(channel, reflection_pb2.ServerReflectionRequest(file_containing_symbol=service.name))
+        files = [FileDescriptorProto.FromString(data) for data in answer.file_descriptor_response.file_descriptor_proto]
+        assert service.name in {f"{file.package}.{found.name}" for file in files for found in file.service}
+
+
 async def test_channelz_and_reflection_answer_when_no_request_is_admitted(
     channel: grpc.aio.Channel, admin_channel: grpc.aio.Channel, engine: FakeEngine
 ) -> None:

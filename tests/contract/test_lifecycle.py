@@ -16,11 +16,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weir.client import AsyncClient, EngineFailedError, UnavailableError
 from weir.config import ConfigError, ServerSettings, Settings
 from weir.engine.errors import EngineFailedError as EngineDied
+from weir.exit_codes import WRONG_USAGE
 from weir.models.errors import TokenizerError
+from weir.orca.load_report_pb2 import OrcaLoadReport
+from weir.orca.service_pb2 import OrcaLoadReportRequest
 from weir.server.app import App
 from weir.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, budget_pb2_grpc
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
 from tests.contract.conftest import SETTINGS
 from tests.contract.decode import eventually, refusal
@@ -144,14 +145,14 @@ async def test_an_engine_that_cannot_load_ends_the_process_with_1(process: Proce
     assert await process.exit_code == 1
 
 
-async def test_a_tokenizer_that_cannot_load_ends_the_process_with_1(engine: FakeEngine) -> None:
+async def test_a_tokenizer_that_cannot_load_ends_the_process_as_a_wrong_setting_does(engine: FakeEngine) -> None:
     class Broken(ByteTokenizer):
         async def load(self) -> Sequence[bytes]:
             raise TokenizerError("tokenizer.json: no such file")
 
     app = App(SETTINGS, engine, Broken())
     engine.load()
-    assert await app.run() == 1
+    assert await app.run() == WRONG_USAGE
 
 
 async def test_sigterm_while_loading_ends_at_once(process: Process) -> None:

@@ -258,11 +258,14 @@ def test_every_default_in_the_table_is_the_settings() -> None:
     assert len(named) > 12
     for flag, default in named:
         expected = defaults[flag.replace("-", "_")]
-        assert default in ("16 L" if expected is None else str(expected), f"{expected}", size(expected)), flag
+        assert default in ("16 L" if expected is None else str(expected), *written(expected)), flag
 
 
-def size(value: object) -> str:
-    return f"{value >> 20} MiB" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else ""
+def written(value: object) -> list[str]:
+    """As a size, and as a time."""
+    if isinstance(value, int):
+        return [f"{value >> 20} MiB"]
+    return [f"{value:g}", f"{value:g} s", f"{value / 60:g} min"] if isinstance(value, float) else []
 
 
 def config_fields() -> list[tuple[str, str, FieldInfo]]:

@@ -8,11 +8,11 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from weir.engine.errors import QueueFullError
+from weir.orca.load_report_pb2 import OrcaLoadReport
+from weir.orca.service_pb2 import OrcaLoadReportRequest
 from weir.server.app import App
 from weir.server.load_report import RateMeter
 from weir.v1 import inference_pb2 as pb
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
 from tests.contract.fake_engine import FakeEngine
 from tests.contract.http2 import trailers_of
@@ -84,6 +84,26 @@ async def test_running_slots_count_when_they_are_fuller_than_the_pool(app: App, 
     engine.set_budget(kv_used_tokens=40, running=6)
     report = report_in(await trailers_of(app.port, "/grpc.health.v1.Health/Check", b""))
     assert report.application_utilization == pytest.approx(0.75)
+
+
+def test_the_messages_are_those_of_orca_byte_for_byte() -> None:
+    # Serialized once with the package xds-protos, which is not installed here: every field, with values that differ.
+    report = bytes.fromhex(
+        "09000000000000e03f11000000000000d03f220c0a01611100000000000000402a0c0a016211000000000000e83f31000000000000f83f"
+        "390000000000000840421f0a146b765f63616368655f7574696c697a6174696f6e11000000000000e03f49000000000000f43f"
+    )
+    assert report == OrcaLoadReport(
+        cpu_utilization=0.5,
+        mem_utilization=0.25,
+        request_cost={"a": 2.0},
+        utilization={"b": 0.75},
+        rps_fractional=1.5,
+        eps=3.0,
+        named_metrics={"kv_cache_utilization": 0.5},
+        application_utilization=1.25,
+    ).SerializeToString(deterministic=True)
+    asked = OrcaLoadReportRequest.FromString(bytes.fromhex("0a0808021080cab5ee01120178"))
+    assert (asked.report_interval.ToMilliseconds(), list(asked.request_cost_names)) == (2500, ["x"])
 
 
 async def test_the_out_of_band_stream_reports_at_the_interval_asked_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -126,6 +127,7 @@ def test_what_is_wrong_is_said_before_anything_is_fetched(
         pytest.fail("fetched")
 
     monkeypatch.chdir(tmp_path)
+    importlib.import_module("weir.commands.fetch")  # before, or it would keep what is put there now
     monkeypatch.setattr("weir.models.fetch.fetch", fetched)
     monkeypatch.setattr("weir.telemetry.logging.configure_logging", lambda _: None)
     assert main(["serve", *command]) == 2

@@ -41,6 +41,7 @@ async def test_a_known_token_gets_in_and_lets_nobody_else_in_after_it(guarded: A
             with pytest.raises(UnauthenticatedError, match=said) as caught:
                 await stranger.complete("x", max_tokens=1)
             assert caught.value.code == "UNAUTHENTICATED"
+            assert caught.value.request_id
 
 
 async def test_health_needs_no_token_and_has_a_port_of_its_own(guarded: App) -> None:

@@ -118,7 +118,7 @@ def test_a_second_sigterm_cuts_what_runs_and_ends_the_process(tmp_path: Path) ->
         stream = client.generate(token_ids=PROMPT, max_tokens=4000, ignore_eos=True)
         next(stream)
         os.kill(started.pid, signal.SIGTERM)
-        next(stream)
+        wait_until(lambda: not client.health("readiness"))
         os.kill(started.pid, signal.SIGTERM)
         with pytest.raises(UnavailableError) as cut:
             list(stream)
@@ -132,9 +132,9 @@ def test_a_second_sigterm_does_not_wait_for_an_engine_that_hangs(tmp_path: Path)
         stream = client.generate(token_ids=PROMPT, max_tokens=4000, ignore_eos=True)
         next(stream)
         os.kill(started.server.engine_pid(), signal.SIGSTOP)
-        for _ in range(2):
-            os.kill(started.pid, signal.SIGTERM)
-            time.sleep(0.1)
+        os.kill(started.pid, signal.SIGTERM)
+        wait_until(lambda: not client.health("readiness"))
+        os.kill(started.pid, signal.SIGTERM)
         assert started.end() == 0
 
 

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 from weir.engine.request import TokenLogprobs
 from weir.engine.unread import EVENT_BYTES, held_bytes
 from weir.server.connections import close_connections
@@ -325,6 +326,11 @@ async def test_watches_that_nobody_reads_end_too() -> None:
             client.call("/weir.v1.BudgetService/WatchBudget", b""),
             client.call("/grpc.health.v1.Health/Watch", b""),
             client.call("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics", b""),
+            client.call(
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString(),
+                end_stream=False,
+            ),
         ]
         await eventually(lambda: all(":status" in client.headers[watch] for watch in watches))
         # Opened late, the window lets the message through, and then the status: the server had given up before.

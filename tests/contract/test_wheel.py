@@ -50,7 +50,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             shutil.copy2(ROOT / name, source)
-    shutil.rmtree(source / "service" / "weir" / "v1")
+    for stubs in ("v1", "orca"):
+        shutil.rmtree(source / "service" / "weir" / stubs)
     folder = tmp_path_factory.mktemp("dist")
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
     run(*pip, "--wheel-dir", folder, source)
@@ -77,7 +78,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_code_stubs_kernel_sources_and_tables_and_no_tests(wheel: Path) -> None:
     assert wheel.name == f"weir_llm-{__version__}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"weir/v1/inference_pb2_grpc.py", "weir/cli.py", "weir_kernels/tuning/sm_90.json"} <= set(names)
+    assert {"weir/v1/inference_pb2_grpc.py", "weir/orca/service_pb2.py", "weir/cli.py"} <= set(names)
+    assert "weir_kernels/tuning/sm_90.json" in names
     assert any(name.startswith("weir_kernels/cpu/csrc/") and name.endswith(".cpp") for name in names)
     assert {name.split("/")[0] for name in names} == {"weir", "weir_kernels", f"weir_llm-{__version__}.dist-info"}
 

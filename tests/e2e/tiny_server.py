@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from weir.config import EngineSettings, ModelSettings, ServerSettings, Settings, TelemetrySettings
+from weir.config import EngineSettings, ModelSettings, ServerSettings, Settings, TelemetrySettings, TenantSettings
 from weir.engine.process import EngineClient
 from weir.server.app import App
 from weir.server.prompts import NoTokenizer
@@ -51,6 +52,8 @@ async def tiny_server(
     telemetry: TelemetrySettings | None = None,
     max_queue_requests: int = 1024,
     metrics_port: int = 0,
+    tenants: dict[str, TenantSettings] | None = None,
+    prefix_cache_sharing: Literal["tenant", "all"] = "tenant",
 ) -> AsyncIterator[TinyServer]:
     """A server that computes 32 tokens a step, so that prompts are cut into chunks; ready, and stopped afterwards."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -62,6 +65,8 @@ async def tiny_server(
             max_batch_tokens=32,
             max_queue_requests=max_queue_requests,
             threads=1,
+            tenants=tenants or {},
+            prefix_cache_sharing=prefix_cache_sharing,
         ),
         server=ServerSettings(
             host="127.0.0.1",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,16 @@ def check(index: Path, *pins: str, env: Mapping[str, str] | None = None) -> tupl
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert not done.stderr
     return done.returncode, done.stdout
+
+
+def test_no_two_packages_bring_the_same_file_so_that_the_order_of_installation_does_not_matter() -> None:
+    owners: dict[str, set[str]] = {}
+    for installed in distributions():
+        for file in installed.files or []:
+            if not (file.suffix == ".pyc" or ".dist-info" in str(file) or ".." in file.parts):
+                owners.setdefault(str(file), set()).add(installed.metadata["Name"])
+    assert {file: names for file, names in owners.items() if len(names) > 1} == {}
+    assert len(owners) > 10_000
 
 
 def test_pins_that_resolve_and_are_all_needed_pass(index: Path) -> None:

@@ -2,7 +2,8 @@
 
 The library has a plain C interface and depends on the C++ and OpenMP runtimes only, so it fits every torch and Python
 version. Its name holds a hash of the sources and flags: a library beside the package (made for an image) or in the
-cache is used exactly when it was built from these sources.
+cache is used exactly when it was built from these sources. What lies in the cache is code that will be run, so it is
+used only when nobody else could have put it there (`trust.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+
+from weir_kernels.cpu.trust import UntrustedError, is_recorded, open_trusted, own_folder, record
 
 _SOURCES = Path(__file__).with_name("csrc")
 _PREBUILT = Path(__file__).with_name("prebuilt")
@@ -38,13 +41,29 @@ class BuildError(RuntimeError):
     """The library cannot be built here; the message says why."""
 
 
-def library_path() -> Path:
-    """The library for these sources: prebuilt, cached, or built now. Raises BuildError."""
+@contextmanager
+def library_file() -> Iterator[str]:
+    """The library for these sources, prebuilt, cached, or built now: a path to load it by within the block.
+
+    Raises BuildError.
+    """
     name = library_name()
-    for folder in (_PREBUILT, cache_folder()):
-        if (folder / name).is_file():
-            return folder / name
-    return build(cache_folder())
+    if (_PREBUILT / name).is_file():
+        yield str(_PREBUILT / name)
+        return
+    folder = cache_folder()
+    try:
+        own_folder(folder)
+        cached = open_trusted(folder / name) or open_trusted(build(folder))
+    except (OSError, UntrustedError) as error:
+        raise BuildError(f"cannot use {folder}: {error}") from error
+    if cached is None:
+        raise BuildError(f"{folder / name} was changed while it was built")
+    try:
+        # The very file that was looked at, whatever happens to its name meanwhile.
+        yield f"/proc/self/fd/{cached}"
+    finally:
+        os.close(cached)
 
 
 def library_name() -> str:
@@ -74,10 +93,13 @@ def build(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "build.lock"):
-            if not target.is_file():
+            if not is_recorded(target):
                 with tempfile.TemporaryDirectory(dir=folder) as scratch:
                     # Renamed into place only when complete: a process that is killed leaves no half library.
-                    _compile(compiler, Path(scratch)).replace(target)
+                    compiled = _compile(compiler, Path(scratch))
+                    compiled.chmod(0o644)
+                    record(compiled, target)
+                    compiled.replace(target)
     except OSError as error:
         raise BuildError(f"cannot write {folder}: {error}") from error
     return target

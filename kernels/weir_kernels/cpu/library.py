@@ -89,10 +89,11 @@ class Library:
 def load_library() -> Library | None:
     """The library, built first if need be. None, after one warning, where it cannot be built or loaded."""
     # Here, so that `python -m weir_kernels.cpu.build` doesn't find itself imported already.
-    from weir_kernels.cpu.build import BuildError, library_path
+    from weir_kernels.cpu.build import BuildError, library_file
 
     try:
-        return Library(str(library_path()))
+        with library_file() as path:
+            return Library(path)
     except (BuildError, OSError) as error:
         _log.warning("CPU kernels are not available, torch computes instead (slower): %s", error)
         return None

@@ -69,6 +69,8 @@ def from_call(call: FailedCall, sent: Sent | None = None, *, answered: bool = Fa
             return UnavailableError(failure)
         case "DEADLINE_EXCEEDED":
             return DeadlineError(replace(failure, message=_deadline(failure, sent)))
+        case "PERMISSION_DENIED" if failure.reason == "TENANT_REFUSED":
+            return UnauthenticatedError(failure)
         case "UNAUTHENTICATED" | "PERMISSION_DENIED":
             refused = "the token was refused" if sent.with_token else "a token is needed, and none was given"
             return UnauthenticatedError(replace(failure, message=f"{refused} ({failure.message})"))

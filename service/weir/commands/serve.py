@@ -6,10 +6,11 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from weir import config
-from weir.exit_codes import WRONG_USAGE
+from weir.exit_codes import FAILED, WRONG_USAGE
 from weir.models.errors import ModelError
 from weir.telemetry.otel_environment import repair
 
@@ -34,30 +35,41 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM."""
     try:
         settings = _settings(args)
-        notes = repair(os.environ)
-        # Late: a wrong setting is said before anything large is imported.
-        from weir.server.checks import check_server
-        from weir.server.serve import serve
-        from weir.telemetry.logging import configure_logging
+    except (config.ConfigError, ModelError) as error:
+        return _refuse(error, _print)
+    notes = repair(os.environ)
+    # Late: a wrong setting is said before anything large is imported.
+    from weir.server.checks import check_server
+    from weir.server.serve import serve
+    from weir.telemetry.logging import configure_logging
 
-        configure_logging(settings.telemetry)
-        for note in notes:
-            _log.warning("%s", note)
+    configure_logging(settings.telemetry)
+    for note in notes:
+        _log.warning("%s", note)
+    try:
         if args.name is not None and not Path(args.name).exists():
             from weir.models.fetch import fetch
 
             check_server(settings.server)  # before what may take an hour, too
             fetch(args.name, progress=_log.info)
         return serve(settings)
-    except config.ConfigError as error:
-        for line in str(error).splitlines():
-            print(f"weir serve: {line}", file=sys.stderr)
-        return WRONG_USAGE
-    except ModelError as error:
+    except (config.ConfigError, ModelError, OSError) as error:
+        return _refuse(error, _log.error if settings.telemetry.log_format == "json" else _print)
+
+
+def _refuse(error: Exception, say: Callable[[str], None]) -> int:
+    """Say why nothing is served; the exit code."""
+    for line in str(error).splitlines():
+        say(line)
+    if isinstance(error, ModelError):
         from weir.commands.fetch import exit_code
 
-        print(f"weir serve: {error}", file=sys.stderr)
         return exit_code(error)
+    return WRONG_USAGE if isinstance(error, config.ConfigError) else FAILED
+
+
+def _print(line: str) -> None:
+    print(f"weir serve: {line}", file=sys.stderr)
 
 
 def _settings(args: argparse.Namespace) -> config.Settings:

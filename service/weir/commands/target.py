@@ -33,6 +33,7 @@ from weir.client import (
 from weir.client.channel import DEFAULT_CONNECT_TIMEOUT_S
 from weir.commands.flags import positive
 from weir.exit_codes import FAILED, INTERRUPTED, TRY_LATER, WRONG_USAGE
+from weir.token_lines import token_lines
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 TARGET_VARIABLE = "WEIR_TARGET"
@@ -146,13 +147,14 @@ def _token(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        lines = [line.strip() for line in (_read("--token-file", path) or b"").decode().splitlines()]
+        lines = token_lines((_read("--token-file", path) or b"").decode())
     except UnicodeDecodeError:
         raise UsageError(f"--token-file: {path} is not text") from None
-    token = next((line for line in lines if line and not line.startswith("#")), None)
-    if token is None:
+    except ValueError as error:
+        raise UsageError(f"--token-file: {path}: {error}") from None
+    if not lines:
         raise UsageError(f"--token-file: {path} holds no token")
-    return token
+    return lines[0].token
 
 
 def _read(flag: str, path: Path | None) -> bytes | None:

@@ -118,7 +118,7 @@ class Admission:
             return []  # prompt_logprobs need the logits of every prompt position
         leader = request.live[0]
         whole = shareable_blocks(len(leader.tokens), self._pool.block_size)
-        self._hasher.extend(leader.hashes, leader.tokens, spec.cache_salt, whole)
+        self._hasher.extend(leader.hashes, leader.tokens, spec.tenant, spec.cache_salt, whole)
         return self._pool.find(leader.hashes[:whole])
 
     def _victims_for(self, request: Request, hits: list[int]) -> list[Request]:

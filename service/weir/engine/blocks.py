@@ -13,6 +13,8 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
+from weir.engine.tenants import Tenants
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold `num_tokens` KV slots: ceil(n / block_size). The only place where this is computed."""
@@ -26,28 +28,36 @@ class OutOfBlocksError(Exception):
 class BlockHasher:
     """Chained hashes of full blocks: a hash names a block's tokens and everything before them.
 
-    Keyed by a secret of this process, so that nobody can craft a collision, and rooted in the cache salt, so that
-    tenants with different salts never share a block.
+    Keyed by a secret of this process, so that nobody can craft a collision, and rooted in the tenant's part of the
+    cache and in the cache salt, so that requests of different parts or salts never share a block.
     """
 
-    def __init__(self, block_size: int, model: str = "", key: bytes | None = None) -> None:
+    def __init__(
+        self, block_size: int, model: str = "", key: bytes | None = None, tenants: Tenants | None = None
+    ) -> None:
         self._block_size = block_size
         self._model = model.encode()
         self._key = secrets.token_bytes(32) if key is None else key
+        self._tenants = tenants or Tenants()
 
-    def extend(self, hashes: list[bytes], tokens: Sequence[int], cache_salt: str, num_blocks: int) -> None:
+    def extend(self, hashes: list[bytes], tokens: Sequence[int], tenant: str, cache_salt: str, num_blocks: int) -> None:
         """Append the hashes of blocks len(hashes)..num_blocks of `tokens` to `hashes`, in place."""
         for index in range(len(hashes), num_blocks):
-            previous = hashes[index - 1] if index else self._root(cache_salt)
+            previous = hashes[index - 1] if index else self._root(tenant, cache_salt)
             block = array("q", tokens[index * self._block_size : (index + 1) * self._block_size])
             hashes.append(self._digest(previous, block.tobytes()))
 
-    def _root(self, cache_salt: str) -> bytes:
-        salt = cache_salt.encode("utf-8", "surrogatepass")
-        return self._digest(len(self._model).to_bytes(4, "little"), self._model + salt)
+    def _root(self, tenant: str, cache_salt: str) -> bytes:
+        names = (self._model, *(_bytes(name) for name in (self._tenants.cache_part(tenant), cache_salt)))
+        # With their lengths, so that no two triples of names come to the same bytes.
+        return self._digest(b"", b"".join(len(name).to_bytes(4, "little") + name for name in names))
 
     def _digest(self, previous: bytes, content: bytes) -> bytes:
         return hashlib.blake2b(previous + content, digest_size=16, key=self._key).digest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 class BlockPool:

@@ -148,7 +148,7 @@ class EngineCore:
 
         With nothing to compute or to collect, only events come back.
         """
-        began_unix_ns, began, now = time.time_ns(), time.perf_counter(), time.monotonic()
+        began_ns, began, now = time.monotonic_ns(), time.perf_counter(), time.monotonic()
         for request in self._scheduler.expired(now):
             in_queue = request.admitted_at is None
             self._fail(request, DeadlineError(now - request.spec.arrival, in_queue=in_queue))
@@ -166,7 +166,7 @@ class EngineCore:
         if plan.chunks:
             launch_began = time.perf_counter()
             launched = self._runner.launch(plan)
-            step = StepInFlight(told, launched, began_unix_ns, began, plan_s, launch_began)
+            step = StepInFlight(told, launched, began_ns, began, plan_s, launch_began)
             if self._runner.steps_ahead:
                 self._in_flight = step
             else:
@@ -189,7 +189,7 @@ class EngineCore:
         self._hit_tokens += step.plan.hit_tokens
         rejected, self._rejected = self._rejected, 0
         phases = step.phases(collect_began, collected, ended)
-        return step_record(self._step, step, phases, step.end_unix_ns(ended), finished, rejected, self._scheduler)
+        return step_record(self._step, step, phases, step.end_ns(ended), finished, rejected, self._scheduler)
 
     def _report_admissions(self, plan: StepPlan, now: float) -> None:
         for request in plan.admitted:

@@ -115,7 +115,7 @@ def load_engine(settings: Settings, report: Report = no_report) -> EngineCore:
             runner.steps_ahead,
         ),
         BlockPool(num_blocks, block_size, engine.prefix_cache),
-        BlockHasher(block_size, info.model_name),
+        BlockHasher(block_size, info.model_name, tenants=tenants),
         WaitingQueue(tenants, engine.bypass_limit, engine.bypass_age_s),
         tenants,
     )

@@ -47,11 +47,14 @@ _NO_BUDGET = BudgetSnapshot(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0)
 
 
 class RequestStream:
-    """The events of one request, for one reader; `meter` counts those that the reader has not done with."""
+    """The events of one request, for one reader; `meter` counts those that the reader has not done with.
+
+    `request_id` is the engine's: unlike the caller's where another live request is called the same.
+    """
 
     def __init__(self, client: EngineClient, request_id: str, ticket: Ticket, meter: Meter) -> None:
         self._client = client
-        self._request_id = request_id
+        self.request_id = request_id
         self._ticket = ticket
         self._meter = meter
         self._unread = UnreadEvents()
@@ -83,7 +86,7 @@ class RequestStream:
         self._count(-self._unread_bytes, -self._exempt_bytes)
         if not self._ended:
             self._ended = True
-            self._client._to_send.put(Cancel(self._request_id))
+            self._client._to_send.put(Cancel(self.request_id))
 
     def _push(self, event: Event) -> None:
         if isinstance(event, Admitted | Done | Failed):
@@ -103,14 +106,15 @@ class RequestStream:
 class EngineClient:
     """Starts the engine process, hands it requests and hands out their events. Lives on one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, prepare: Callable[[], None] | None = None) -> None:
+        """prepare: called in the engine's process before anything else; it must be picklable."""
         context = multiprocessing.get_context("spawn")
         self._heartbeat = Heartbeat(context)
         inbox_read, self._inbox = context.Pipe(duplex=False)
         self._outbox, outbox_write = context.Pipe(duplex=False)
         self._childs_ends = (inbox_read, outbox_write)
         self._process = context.Process(
-            target=engine_main, args=(settings, inbox_read, outbox_write, self._heartbeat), daemon=True
+            target=engine_main, args=(settings, inbox_read, outbox_write, self._heartbeat, prepare), daemon=True
         )
         self._tenants = tenants_of(settings.engine)
         engine = settings.engine
@@ -283,7 +287,8 @@ class EngineClient:
             del self._streams[event.request_id]
 
     def _unused_id(self, request_id: str) -> str:
-        """A cancelled request keeps its id until the engine has confirmed; a new one of that name gets a suffix."""
+        """One that no other request in the engine has: those of other tenants may be called the same, and a cancelled
+        one keeps its id until the engine has confirmed. Callers are never shown it."""
         unused, count = request_id, 1
         while unused in self._streams:
             count += 1

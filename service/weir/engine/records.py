@@ -28,11 +28,14 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One scheduling step, complete: made by the engine, read by telemetry. Token counts are of KV slots."""
+    """One scheduling step, complete: made by the engine, read by telemetry. Token counts are of KV slots.
+
+    start_ns, end_ns: by time.monotonic_ns(), which all processes of a machine share and nobody sets.
+    """
 
     step: int
-    start_unix_ns: int
-    end_unix_ns: int
+    start_ns: int
+    end_ns: int
     phases: PhaseTimes
     decodes: tuple[ChunkRecord, ...]
     prefills: tuple[ChunkRecord, ...]

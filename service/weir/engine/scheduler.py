@@ -95,7 +95,8 @@ class Scheduler:
             end = chunk.start + chunk.length
             if not choice.blocks or end // block_size == chunk.start // block_size:
                 continue
-            self._hasher.extend(choice.hashes, choice.tokens, choice.request.spec.cache_salt, end // block_size)
+            spec = choice.request.spec
+            self._hasher.extend(choice.hashes, choice.tokens, spec.tenant, spec.cache_salt, end // block_size)
             for index in range(chunk.start // block_size, end // block_size):
                 self.pool.publish(choice.blocks[index], choice.hashes[index])
 

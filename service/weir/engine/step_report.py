@@ -14,11 +14,14 @@ from weir.engine.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step on its way. began, launch_began: when planning and launching it began, by time.perf_counter()."""
+    """A step on its way. began, launch_began: when planning and launching it began, by time.perf_counter().
+
+    began_ns: the same moment, by time.monotonic_ns().
+    """
 
     plan: StepPlan
     launched: LaunchedStep
-    began_unix_ns: int
+    began_ns: int
     began: float
     plan_s: float
     launch_began: float
@@ -29,16 +32,16 @@ class StepInFlight:
         device_s = collect_began - self.launch_began - build_s
         return PhaseTimes(self.plan_s, build_s, device_s, collected - collect_began, ended - collected)
 
-    def end_unix_ns(self, ended: float) -> int:
-        """`ended` as Unix time."""
-        return self.began_unix_ns + int((ended - self.began) * 1e9)
+    def end_ns(self, ended: float) -> int:
+        """`ended` as nanoseconds of the monotonic clock."""
+        return self.began_ns + int((ended - self.began) * 1e9)
 
 
 def step_record(
     number: int,
     step: StepInFlight,
     phases: PhaseTimes,
-    end_unix_ns: int,
+    end_ns: int,
     finished: Sequence[str],
     rejected: int,
     scheduler: Scheduler,
@@ -53,8 +56,8 @@ def step_record(
         )
     return StepRecord(
         step=number,
-        start_unix_ns=step.began_unix_ns,
-        end_unix_ns=end_unix_ns,
+        start_ns=step.began_ns,
+        end_ns=end_ns,
         phases=phases,
         decodes=tuple(decodes),
         prefills=tuple(prefills),

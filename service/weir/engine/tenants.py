@@ -21,15 +21,23 @@ class Tenant:
 
 
 class Tenants:
-    """The configured tenants; every other name shares the one called "default"."""
+    """The configured tenants; every other name shares the one called "default".
 
-    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
+    shares_cache: they find each other's prefixes in the prefix cache.
+    """
+
+    def __init__(self, tenants: Iterable[Tenant] = (), shares_cache: bool = False) -> None:
+        self._shares_cache = shares_cache
         self._by_name = {tenant.name: tenant for tenant in tenants}
         self._default = self._by_name.get("default", Tenant("default"))
 
     def get(self, name: str) -> Tenant:
         """The tenant of this name, or the shared default."""
         return self._by_name.get(name, self._default)
+
+    def cache_part(self, name: str) -> str:
+        """Which part of the prefix cache a tenant uses: its own, or the one of all."""
+        return "" if self._shares_cache else self.get(name).name
 
     def names(self) -> tuple[str, ...]:
         """Every tenant that can be told apart: a closed set, fit for metric labels."""
@@ -38,4 +46,7 @@ class Tenants:
 
 def tenants_of(settings: EngineSettings) -> Tenants:
     """The tenants that the settings name."""
-    return Tenants(Tenant(name, t.weight, t.kv_share, t.queue_share) for name, t in settings.tenants.items())
+    return Tenants(
+        (Tenant(name, t.weight, t.kv_share, t.queue_share) for name, t in settings.tenants.items()),
+        settings.prefix_cache_sharing == "all",
+    )

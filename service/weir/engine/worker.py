@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -26,15 +28,28 @@ _EMPTY_STEP_S = 0.001
 _REPORT_EVERY_S = 0.2
 _NICENESS = 5
 
+_log = logging.getLogger(__name__)
 
-def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heartbeat: Heartbeat) -> None:
-    """Load the model, say Ready, and serve until Stop or until the server is gone. Says Fatal before it fails."""
+
+def engine_main(
+    settings: Settings,
+    inbox: Connection,
+    outbox: Connection,
+    heartbeat: Heartbeat,
+    prepare: Callable[[], None] | None = None,
+) -> None:
+    """Load the model, say Ready, and serve until Stop or until the server is gone. Says Fatal before it fails.
+
+    prepare: called first, in this process; the server's way to have its log lines look like its own.
+    """
     # The server decides when this process ends; a terminal's Ctrl-C goes to both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # On a CPU, compute threads keep every core busy. Those that answer clients and probes go first: they need little,
     # and a step that has to stop for them does so for a shorter time.
     os.nice(_NICENESS)
+    if prepare is not None:
+        prepare()
     reports = _LoadReports(outbox)
     try:
         reports.send("importing torch")
@@ -52,8 +67,9 @@ def engine_main(settings: Settings, inbox: Connection, outbox: Connection, heart
         outbox.send(Fatal(str(error), wrong_settings=True))
         raise SystemExit(1) from None
     except BaseException as error:
+        _log.critical("the engine failed", exc_info=error)
         outbox.send(Fatal(f"{type(error).__name__}: {error}"))
-        raise
+        raise SystemExit(1) from None
 
 
 class _Reports:

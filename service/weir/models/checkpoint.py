@@ -92,8 +92,7 @@ def _is_within(name: str) -> bool:
 def _whole(files: tuple[Path, ...], spec: ModelSpec | None) -> tuple[Path, ...]:
     stored: dict[str, _Stored] = {}
     for file in files:
-        if not file.is_file():
-            raise ModelFolderError(f"{file.parent} has no {file.name}")
+        _require_file(file)
         for name, entry in _header(file).items():
             if name in stored:
                 raise WeightsError(f"tensor {name} is in more than one file of {file.parent}")
@@ -101,6 +100,14 @@ def _whole(files: tuple[Path, ...], spec: ModelSpec | None) -> tuple[Path, ...]:
     if spec is not None:
         _check(stored, spec)
     return files
+
+
+def _require_file(file: Path) -> None:
+    try:
+        if not file.is_file():
+            raise ModelFolderError(f"{file.parent} has no {file.name}")
+    except OSError as error:  # a name that is too long
+        raise ModelFolderError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _header(file: Path) -> dict[str, _Stored]:

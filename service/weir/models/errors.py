@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+# Messages quote what strangers wrote, and libraries that quote it whole.
+_MOST_CHARACTERS = 4096
+
 
 class ModelError(Exception):
-    """Base of all model errors; the message names the folder, tensor or setting and what was expected."""
+    """Base of all model errors; the message names the folder, tensor or setting and what was expected.
+
+    It can be written anywhere: it has at most 4096 characters, and each is one that UTF-8 can encode.
+    """
+
+    def __init__(self, message: str) -> None:
+        cut = message if len(message) <= _MOST_CHARACTERS else message[: _MOST_CHARACTERS - 1] + "…"
+        super().__init__(cut.encode(errors="backslashreplace").decode()[:_MOST_CHARACTERS])
 
 
 class FetchError(ModelError):

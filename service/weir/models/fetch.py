@@ -12,8 +12,10 @@ from weir.models import demo_model
 from weir.models.errors import FetchError, UnknownModelError
 from weir.models.explain import FETCHED, HUB_ID
 from weir.models.folder import build_folder, check_model_folder, is_model_folder
+from weir.models.origin import Origin, begin_download
 from weir.progress import Progress
 
+DEFAULT_REVISION = "main"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "LICENSE*", "README.md"]
 
 
@@ -34,6 +36,7 @@ def fetch(
     name: an existing folder (returned as it is), `smollm2-135m-instruct`, or a hub id `org/name`.
     revision: branch, tag or commit of a hub repository; each has a folder of its own, `org/name@revision`.
     It can be killed at any moment and run again: finished parts are kept, and the folder appears only when complete.
+    What is downloaded says in `weir-origin.json` of which commit it is.
 
     Raises FetchError when the model cannot be had, ModelFolderError when a local folder or a download is unusable.
     """
@@ -83,7 +86,7 @@ def _lines_instead_of_bars(what: str, progress: Callable[[str], None]) -> Iterat
 
 def _from_hub(repo_id: str, revision: str | None, folder: Path, progress: Callable[[str], None]) -> None:
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:
         raise FetchError(
             f"downloading from the hub needs the 'fetch' extra: pip install 'weir-llm[fetch]' ({error})"
@@ -91,6 +94,11 @@ def _from_hub(repo_id: str, revision: str | None, folder: Path, progress: Callab
     at = f" at {revision}" if revision else ""
     progress(f"downloading {repo_id}{at} from the hub")
     try:
-        snapshot_download(repo_id, revision=revision, local_dir=folder, allow_patterns=_HUB_FILES)
+        # A branch may move while its files are downloaded, or before an interrupted download goes on.
+        commit = HfApi().model_info(repo_id, revision=revision).sha
+        origin = Origin(repo_id, revision or DEFAULT_REVISION, commit or revision or DEFAULT_REVISION)
+        begin_download(folder, origin)
+        snapshot_download(repo_id, revision=origin.commit, local_dir=folder, allow_patterns=_HUB_FILES)
     except Exception as error:  # the client lets the errors of its HTTP library through
         raise FetchError(f"cannot download {repo_id}{at}: {' '.join(str(error).split())}") from error
+    progress(f"this is {origin}")

@@ -1,4 +1,4 @@
-"""Reading the JSON files of a model, which come from strangers."""
+"""Reading the text and JSON files of a model, which come from strangers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,27 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ModelFolderError naming the file when it is missing, damaged or not an object."""
+    text = read_text(path)
     try:
-        if not path.is_file():
-            raise ModelFolderError(f"{path.parent} has no {path.name}")
-        if (size := path.stat().st_size) > MAX_BYTES:
-            raise ModelFolderError(f"{path} has {size} bytes; at most {MAX_BYTES} are read")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
         raise ModelFolderError(lfs_pointer(path) or f"cannot read {path}: {reason}") from None
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} holds a {type(value).__name__}, not a JSON object")
     return value
+
+
+def read_text(path: Path) -> str:
+    """Read a file of UTF-8. Raises ModelFolderError naming it when it is missing, too large or something else."""
+    try:
+        if not path.is_file():
+            raise ModelFolderError(f"{path.parent} has no {path.name}")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ModelFolderError(f"{path} has {size} bytes; at most {MAX_BYTES} are read")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(lfs_pointer(path) or f"cannot read {path}: {error}") from None
 
 
 def lfs_pointer(path: Path) -> str | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from weir.models.errors import TokenizerError
 
 _SPACE_MARK = "▁"
+# Far beyond any vocabulary there is; the table takes eight bytes for each id.
+_MOST_TOKENS = 2**22
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -16,7 +19,7 @@ def byte_table(definition: Mapping[str, Any], vocab: Mapping[str, int], added: M
     """Token id -> bytes, for byte-level BPE and for sentencepiece (with or without byte fallback).
 
     definition: the content of tokenizer.json, vocab: token -> id of the model, added: id -> content of added tokens.
-    Ids that no token has get no bytes. Raises TokenizerError for another kind of tokenizer.
+    Ids that no token has get no bytes. Raises TokenizerError for another kind of tokenizer, and for ids from 2^22 on.
     """
     return _table(*_converters(definition), vocab, added)
 
@@ -45,7 +48,10 @@ def _table(
     vocab: Mapping[str, int],
     added: Mapping[int, str],
 ) -> list[bytes]:
-    table = [b""] * (max([*vocab.values(), *added], default=-1) + 1)
+    largest = max([*vocab.values(), *added], default=-1)
+    if largest >= _MOST_TOKENS:
+        raise TokenizerError(f"tokenizer.json: token id {largest} is not below {_MOST_TOKENS}")
+    table = [b""] * (largest + 1)
     for token, token_id in vocab.items():
         if token_id not in added:
             table[token_id] = to_bytes(token)
@@ -71,14 +77,21 @@ def _converters(definition: Mapping[str, Any]) -> tuple[Callable[[str], bytes], 
 
 
 def _steps(component: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
-    """A component of tokenizer.json, or the components that its Sequence holds."""
+    """A component of tokenizer.json, or the components that its Sequence holds.
+
+    Raises TokenizerError for one that does not say what it is: the library guesses then, by the other keys.
+    """
     if component is None:
         return
-    if component.get("type") == "Sequence":
-        for step in component[inner]:
+    if not isinstance(component, Mapping) or not isinstance(component.get("type"), str):
+        raise TokenizerError(f"tokenizer.json: a component of {inner} has no type: {reprlib.repr(component)}")
+    if component["type"] != "Sequence":
+        yield component
+    elif isinstance(steps := component.get(inner), list):
+        for step in steps:
             yield from _steps(step, inner)
     else:
-        yield component
+        raise TokenizerError(f"tokenizer.json: a Sequence has no list of {inner}")
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -14,6 +14,15 @@ from weir.models.json_file import read_json
 from weir.models.special_tokens import read_special_tokens
 from weir.models.token_bytes import byte_table, first_token_table, strips_leading_space
 
+# A definition may be read without a fault and fail on the first text.
+_SAMPLE = "The river was 12 m wide; 河流 é 🙂\n"
+_ANSWER = "an-answer"
+_ANSWERED = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": _ANSWER},
+    {"role": "user", "content": "Hi"},
+]
+
 
 class Tokenizer:
     """The tokenizer of a model folder. Immutable, so threads may share it.
@@ -31,13 +40,7 @@ class Tokenizer:
         require_tokenizer(folder)
         path = folder / TOKENIZER
         definition = read_json(path)
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"cannot load {path}: {error}") from None
-        # A checkpoint may have been saved with the limits of its training.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _open(path)
         self.special_tokens = read_special_tokens(folder)
         self._chat_template = ChatTemplate.from_folder(folder)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -55,13 +58,16 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token whose text this is; None when there is none."""
-        token_id: int | None = self._tokenizer.token_to_id(text)
+        try:
+            token_id: int | None = self._tokenizer.token_to_id(text)
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can hold
+            return None
         return token_id
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer itself adds (as a BOS).
 
-        Raises PromptError for text that is not valid Unicode.
+        Raises PromptError for text that is not valid Unicode, or that the model's tokenizer fails on.
         """
         return self._encode(text, add_special_tokens=True)
 
@@ -75,6 +81,18 @@ class Tokenizer:
         # The template writes the special tokens itself.
         return self._encode(self._chat_template.render(messages), add_special_tokens=False)
 
+    def ends_answers_with(self) -> int | None:
+        """The special token that the chat template writes behind an assistant's answer, if there is one."""
+        if self._chat_template is None:
+            return None
+        try:
+            text = self._chat_template.render(_ANSWERED)
+        except PromptError:
+            return None
+        behind = text.partition(_ANSWER)[2].lstrip()
+        found = [i for i in self.special_ids if self.token_bytes[i] and behind.encode().startswith(self.token_bytes[i])]
+        return max(found, key=lambda i: len(self.token_bytes[i]), default=None)
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
@@ -83,7 +101,33 @@ class Tokenizer:
                 f"the text is not valid Unicode: character {error.start} is the lone surrogate "
                 f"U+{ord(text[error.start]):04X}"
             ) from None
-        # The same ids as `encode`, in half the time, and other threads run meanwhile.
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            # The same ids as `encode`, in half the time, and other threads run meanwhile.
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except MemoryError:
+            raise  # whoever set the limit says what it was
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
+            raise PromptError(f"the model's tokenizer fails on this text: {error}") from None
         ids: list[int] = encoding.ids
         return ids
+
+
+def _open(path: Path) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        # A checkpoint may have been saved with the limits of its training.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.decode(tokenizer.encode(_SAMPLE).ids)
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
+        raise TokenizerError(f"cannot load {path}: the tokenizers library fails on it: {error}") from None
+    return tokenizer
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """The library raises plain Exception, and where it panics something that is none and has no name to import."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import stat
 from contextlib import ExitStack
 from pathlib import Path
 
 from weir.config import ConfigError, ServerSettings
+from weir.listening import listening_socket
 from weir.server.admin import check_address
-from weir.server.security import CertificateFiles, read_tokens
+from weir.server.security import CertificateFiles
+from weir.server.tokens import read_tokens
 
 _LONGEST_SOCKET_PATH = 107
 
@@ -62,19 +65,13 @@ def check_socket(address: str) -> None:
 
 def _bound(name: str, host: str, port: int) -> socket.socket:
     try:
-        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        return listening_socket(host, port)
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(f"{name}: {host!r} is no address: {getattr(error, 'strerror', error)}") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1)
     except OSError as error:
-        listener.close()
+        # The library's text repeats the address in its own way.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        where = f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
-            raise OSError(f"cannot listen on {host}:{port} ({name}): {error.strerror}") from None
-        raise ConfigError(f"{name}: cannot listen on {host}:{port}: {error.strerror}") from None
-    return listener
+            raise OSError(f"cannot listen on {where} ({name}): {reason}") from None
+        raise ConfigError(f"{name}: cannot listen on {where}: {reason}") from None

@@ -16,6 +16,10 @@ from weir.engine.unread import Meter
 class EventStream(Protocol):
     """The events of one submitted request: Admitted, Delta, Preempted, and Done at the end."""
 
+    @property
+    def request_id(self) -> str:
+        """What the engine calls the request, in its events and step records."""
+
     def __aiter__(self) -> AsyncIterator[Event]:
         """Iterate once, to Done. Raises the RequestError that a request failed with."""
 

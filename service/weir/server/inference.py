@@ -20,11 +20,13 @@ from weir.server.engine_api import Engine
 from weir.server.errors import status_of
 from weir.server.lifecycle import Lifecycle
 from weir.server.live import LiveRequests
-from weir.server.metadata import REQUEST_ID_KEY, TENANT_KEY, begin_stream, text_metadata
+from weir.server.metadata import REQUEST_ID_KEY, text_metadata
 from weir.server.observer import Observer, RequestObserver
 from weir.server.prompts import PromptEncoder
 from weir.server.pulse import Pulse
 from weir.server.replies import StreamReply, UnaryReply, parts_of
+from weir.server.sending import begin_stream
+from weir.server.tokens import Callers
 from weir.server.translate import (
     AnyRequest,
     api_field_names,
@@ -54,6 +56,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         prompts: Callable[[], PromptEncoder],
         lifecycle: Lifecycle,
         live: LiveRequests,
+        callers: Callers,
         observer: Observer,
         pulse: Pulse,
         backlogs: Backlogs,
@@ -63,6 +66,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._prompts = prompts
         self._lifecycle = lifecycle
         self._live = live
+        self._callers = callers
         self._observer = observer
         self._pulse = pulse
         self._backlogs = backlogs
@@ -127,7 +131,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Cancel a live request of the caller's tenant."""
         if not request.request_id:
             raise InvalidRequestError((Violation("request_id", "must not be empty"),))
-        tenant = text_metadata(context).get(TENANT_KEY, "")
+        tenant = self._callers.tenant_of(text_metadata(context))
         return pb.CancelResponse(found=self._live.cancel(request.request_id, tenant))
 
     def _pieces(self, spec: GenerateRequest) -> StreamPieces:
@@ -169,7 +173,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[_Generation]:
         """Check, reserve, tokenise, submit; and give back ticket, stream, id and output on every path."""
         arrival = time.monotonic()
-        tenant = metadata.get(TENANT_KEY, "")
+        tenant = self._callers.tenant_of(metadata)
         self._lifecycle.check_ready()
         self._pulse.check()
         self._backlogs.check(context.peer())
@@ -201,6 +205,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                         self._engine.validate(spec)
                         (check_stream if is_stream else check_unary)(spec, info.vocab_size, self._max_message_bytes)
                         stream = self._engine.submit(spec, ticket, backlog)
+                        observer.queued(stream.request_id)
                     try:
                         yield spec, _observed(stream, observer), backlog
                     finally:

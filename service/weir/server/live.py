@@ -1,4 +1,4 @@
-"""The requests in flight: counted for draining, unique by id, and interruptible from another call."""
+"""The requests in flight: counted for draining, unique by tenant and id, and interruptible from another call."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """All live requests of this server."""
+    """All live requests of this server. Each tenant has ids of its own, and learns nothing of another's."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, LiveRequest] = {}
+        self._by_id: dict[tuple[str, str], LiveRequest] = {}  # by tenant and id
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -66,18 +66,19 @@ class LiveRequests:
         if request_id:
             if not is_valid_id(request_id):
                 raise _violation(f"must be 1 to {MAX_ID_CHARS} printable ASCII characters")
-            if request_id in self._by_id:
+            if (tenant, request_id) in self._by_id:
                 raise _violation("a live request already has this id")
             return LiveRequest(self, request_id, tenant)
         unique = uuid.uuid4().hex
         if not header_id or not is_valid_id(header_id):
             return LiveRequest(self, unique, tenant)
-        return LiveRequest(self, header_id if header_id not in self._by_id else f"{header_id}-{unique[:8]}", tenant)
+        is_taken = (tenant, header_id) in self._by_id
+        return LiveRequest(self, f"{header_id}-{unique[:8]}" if is_taken else header_id, tenant)
 
     def cancel(self, request_id: str, tenant: str) -> bool:
         """Interrupt a live request of this tenant; whether there was one."""
-        request = self._by_id.get(request_id)
-        if request is None or request.tenant != tenant:
+        request = self._by_id.get((tenant, request_id))
+        if request is None:
             return False
         request.interrupt(CancelledError("cancelled by a Cancel call"))
         return True
@@ -97,11 +98,11 @@ class LiveRequests:
         return True
 
     def _add(self, request: LiveRequest) -> None:
-        self._by_id[request.request_id] = request
+        self._by_id[request.tenant, request.request_id] = request
         self._empty.clear()
 
     def _remove(self, request: LiveRequest) -> None:
-        del self._by_id[request.request_id]
+        del self._by_id[request.tenant, request.request_id]
         if not self._by_id:
             self._empty.set()
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 import grpc
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
+from weir.orca.load_report_pb2 import OrcaLoadReport
+from weir.orca.service_pb2 import OrcaLoadReportRequest
 from weir.server.engine_api import Engine
 from weir.server.lifecycle import Lifecycle
 from weir.server.watches import Watches, seconds_within
@@ -83,14 +83,16 @@ class LoadReporter:
         """The report as a trailing metadata entry."""
         return TRAILER_KEY, self.report().SerializeToString()
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """OpenRcaService, for balancers that cannot wait for the end of a long stream."""
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Offer OpenRcaService, for balancers that cannot wait for the end of a long stream."""
         stream = grpc.unary_stream_rpc_method_handler(
             self._stream_core_metrics,
             request_deserializer=OrcaLoadReportRequest.FromString,
             response_serializer=OrcaLoadReport.SerializeToString,
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {"StreamCoreMetrics": stream})
+        methods = {"StreamCoreMetrics": stream}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        server.add_registered_method_handlers(SERVICE, methods)
 
     async def _stream_core_metrics(self, request: OrcaLoadReportRequest, context: grpc.aio.ServicerContext) -> None:
         # Not by way of a timedelta: the seconds may be more than one holds.

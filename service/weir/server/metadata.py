@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterable
 
 import grpc
 
+AUTHORIZATION_KEY = "authorization"
 REQUEST_ID_KEY = "x-request-id"
 TENANT_KEY = "x-tenant-id"
 MAX_ID_CHARS = 128
-# Headers wait for no window, only for a socket that is full.
-_HEADERS_TIMEOUT_S = 1.0
 
 
 def text_metadata(context: grpc.aio.ServicerContext) -> dict[str, str]:
     """The text metadata of a call; the first of repeated keys, binary ones left out."""
+    return text_of(context.invocation_metadata())
+
+
+def text_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    """The same of bare metadata. Who checks a call and who serves it must not read different ones of repeated keys."""
     found: dict[str, str] = {}
-    for key, value in context.invocation_metadata() or ():
+    for key, value in metadata or ():
         if isinstance(value, str):
             found.setdefault(key, value)
     return found
@@ -31,17 +35,3 @@ def given_id(context: grpc.aio.ServicerContext) -> str:
     """The `x-request-id` of a call; empty when there is none, or none that can be given back."""
     given = next((value for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY), "")
     return given if isinstance(given, str) and is_valid_id(given) else ""
-
-
-async def begin_stream(context: grpc.aio.ServicerContext) -> None:
-    """Send the headers of a stream, apart from its first message and to their end.
-
-    gRPC can give a call a status while a message waits for its reader, but not while headers do: a stream that is cut
-    under its first message, or here, would never tell its client.
-    """
-    headers = asyncio.ensure_future(context.send_initial_metadata(()))
-    try:
-        await asyncio.shield(headers)
-    except asyncio.CancelledError:
-        await asyncio.wait({headers}, timeout=_HEADERS_TIMEOUT_S)
-        raise

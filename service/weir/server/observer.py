@@ -16,6 +16,9 @@ class RequestObserver(Protocol):
     def submitted(self, request: GenerateRequest) -> None:
         """The call is a valid request, tokenised, and about to be queued."""
 
+    def queued(self, engine_id: str) -> None:
+        """The engine has taken it, under this id: unlike the caller's where another live request is called the same."""
+
     def event(self, event: Event) -> None:
         """The engine sent an event of this request."""
 
@@ -97,6 +100,9 @@ class NoObserver:
 
 class _NoRequestObserver:
     def submitted(self, request: GenerateRequest) -> None:
+        pass
+
+    def queued(self, engine_id: str) -> None:
         pass
 
     def event(self, event: Event) -> None:

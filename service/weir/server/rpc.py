@@ -11,12 +11,14 @@ from typing import Any
 
 import grpc
 
+from weir.config import ServerSettings
 from weir.engine.errors import AnswerTooLargeError, InvalidRequestError, RequestError, Violation
 from weir.server.errors import StatusError, status_of
 from weir.server.load_report import LoadReporter
 from weir.server.messages import MessageParser
 from weir.server.metadata import REQUEST_ID_KEY, given_id, text_metadata
 from weir.server.observer import Observer
+from weir.server.sending import begin_stream, write_in_time
 
 # Probes and watches are no load.
 _INFERENCE_PREFIX = "/weir.v1.InferenceService/"
@@ -28,19 +30,11 @@ _log = logging.getLogger(__name__)
 class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps the handler of every method, once. Servicers raise; only this file aborts."""
 
-    def __init__(
-        self,
-        load: LoadReporter,
-        parser: MessageParser,
-        observer: Observer,
-        max_message_bytes: int,
-        receive_timeout_s: float,
-    ) -> None:
+    def __init__(self, load: LoadReporter, parser: MessageParser, observer: Observer, settings: ServerSettings) -> None:
         self._load = load
         self._parser = parser
         self._observer = observer
-        self._max_message_bytes = max_message_bytes
-        self._receive_timeout_s = receive_timeout_s
+        self._settings = settings
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
 
     async def intercept_service(
@@ -61,7 +55,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         kind = ("stream" if handler.request_streaming else "unary") + "_"
         kind += "stream" if handler.response_streaming else "unary"
         method = getattr(handler, kind)
-        run = _stream_to_end if handler.response_streaming else self._answer
+        run = self._stream_to_end if handler.response_streaming else self._answer
         is_work = name.startswith(_INFERENCE_PREFIX)
         deserialize, is_stream = handler.request_deserializer, handler.request_streaming
 
@@ -110,11 +104,12 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         Raises InvalidRequestError when there is none, and StatusError when it does not come in time.
         """
+        timeout_s = self._settings.receive_timeout_s
         try:
-            async with asyncio.timeout(self._receive_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 request = await context.read()
         except TimeoutError:
-            message = f"the request message did not come within {self._receive_timeout_s:g} s"
+            message = f"the request message did not come within {timeout_s:g} s"
             raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, message, reason="REQUEST_INCOMPLETE") from None
         if request is grpc.aio.EOF:
             raise InvalidRequestError((Violation("request", "the call has no message"),))
@@ -123,9 +118,22 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _answer(self, method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> Any:
         response = await method(request, context)
-        if (size := response.ByteSize()) > self._max_message_bytes:
-            raise AnswerTooLargeError(size, self._max_message_bytes)
+        if (size := response.ByteSize()) > self._settings.max_message_bytes:
+            raise AnswerTooLargeError(size, self._settings.max_message_bytes)
         return response
+
+    async def _stream_to_end(self, method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> None:
+        """Run a streaming method of either style: a coroutine that writes, or an async generator."""
+        running = method(request, context)
+        if not inspect.isasyncgen(running):
+            await running
+            return
+        try:
+            await begin_stream(context)
+            async for message in running:
+                await write_in_time(context, message, self._settings.unread_timeout_s)
+        finally:
+            await running.aclose()
 
     async def _abort(self, context: grpc.aio.ServicerContext, error: Exception) -> None:
         status = status_of(error)
@@ -138,19 +146,6 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise
         except grpc.aio.BaseError as over:
             raise asyncio.CancelledError from over
-
-
-async def _stream_to_end(method: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext) -> None:
-    """Run a streaming method of either style: a coroutine that writes, or an async generator."""
-    running = method(request, context)
-    if inspect.isasyncgen(running):
-        try:
-            async for message in running:
-                await context.write(message)
-        finally:
-            await running.aclose()
-    else:
-        await running
 
 
 def _name(context: grpc.aio.ServicerContext, always: bool) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
-from weir.config import ConfigError, Settings
+from weir.config import ConfigError, Settings, TenantSettings
 from weir.engine.process import EngineClient
 from weir.exit_codes import OK
 from weir.models.check import check_model
@@ -18,6 +19,8 @@ from weir.server.prompts import NoTokenizer
 from weir.server.scheduling import patient_threads
 from weir.server.signals import StopSignals, end_within
 from weir.server.tokenizer_pool import TokenizerPool
+from weir.server.tokens import tenants_of_tokens
+from weir.telemetry.logging import configure_logging
 from weir.telemetry.telemetry import Telemetry
 
 # What a process gets that was asked to end twice: to send the last statuses, and to kill its engine.
@@ -30,7 +33,17 @@ def serve(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError for settings that cannot work."""
     check_server(settings.server)
     check_folder(settings)
-    return uvloop.run(_serve(settings))
+    return uvloop.run(_serve(with_tenants_of_tokens(settings)))
+
+
+def with_tenants_of_tokens(settings: Settings) -> Settings:
+    """The settings with a place for each tenant that the token file names: who has a token of its own is told apart.
+
+    Raises ConfigError for a wrong file.
+    """
+    named = {tenant: TenantSettings() for tenant in sorted(tenants_of_tokens(settings.server))}
+    engine = settings.engine.model_copy(update={"tenants": named | settings.engine.tenants})
+    return settings.model_copy(update={"engine": engine})
 
 
 def check_folder(settings: Settings) -> None:
@@ -46,7 +59,7 @@ async def _serve(settings: Settings) -> int:
     signals = StopSignals(asyncio.get_running_loop(), lambda: end_within(ASKED_TWICE_S, OK))
     model = settings.model
     observer = Telemetry(settings, model.served_model_name or Path(model.model).name)
-    engine, tokenizer = EngineClient(settings), make_tokenizer(settings)
+    engine, tokenizer = EngineClient(settings, partial(configure_logging, settings.telemetry)), make_tokenizer(settings)
     # gRPC must not exist yet in a process that starts another one.
     engine.start()
     tokenizer.start()

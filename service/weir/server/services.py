@@ -15,6 +15,7 @@ from weir.server.admin import AdminService
 from weir.server.backlog import Backlogs
 from weir.server.budget import BudgetService
 from weir.server.engine_api import Engine
+from weir.server.grpc_server import make_server
 from weir.server.health import HealthService
 from weir.server.inference import InferenceService
 from weir.server.lifecycle import Lifecycle
@@ -27,7 +28,8 @@ from weir.server.options import server_options
 from weir.server.prompts import PromptEncoder
 from weir.server.pulse import Pulse
 from weir.server.rpc import RpcInterceptor
-from weir.server.security import Credentials, token_interceptors
+from weir.server.security import Credentials
+from weir.server.tokens import Callers, token_file
 from weir.server.watches import MAX_PER_CONNECTION, Watches
 from weir.v1 import admin_pb2_grpc, budget_pb2_grpc, inference_pb2_grpc
 
@@ -56,7 +58,8 @@ class Services:
         max_connections: int,
     ) -> None:
         self._settings = settings.server
-        self.credentials = Credentials()
+        self.credentials = Credentials(token_file(settings.server, settings.engine.tenants))
+        self._callers = Callers(self.credentials.tokens)
         self._max_connections = max_connections
         self._limits = limits
         self._observer = observer
@@ -64,7 +67,15 @@ class Services:
         watches = Watches(backlogs, self._settings.unread_timeout_s, self._settings.max_watches, MAX_PER_CONNECTION)
         self.load = LoadReporter(engine, lifecycle, watches)
         self._inference = InferenceService(
-            engine, prompts, lifecycle, live, observer, pulse, backlogs, self._settings.max_message_bytes
+            engine,
+            prompts,
+            lifecycle,
+            live,
+            self._callers,
+            observer,
+            pulse,
+            backlogs,
+            self._settings.max_message_bytes,
         )
         self._budget = BudgetService(engine, lifecycle, watches)
         self._health = HealthService(lifecycle, pulse, Watches(backlogs, self._settings.unread_timeout_s))
@@ -73,11 +84,11 @@ class Services:
     def public(self) -> grpc.aio.Server:
         """Everything that clients, balancers and tools use."""
         # Tokens first: what they refuse must not reach the handlers.
-        server = self._server(*token_interceptors(self._settings, self.credentials))
+        server = self._server(*self._callers.interceptors())
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
         budget_pb2_grpc.add_BudgetServiceServicer_to_server(self._budget, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        server.add_generic_rpc_handlers((self.load.handler(),))
+        self.load.add_to(server)
         reflection.enable_server_reflection(REFLECTED, server)
         return server
 
@@ -99,6 +110,5 @@ class Services:
 
     def _server(self, *first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
         settings = self._settings
-        parser = MessageParser(self._limits)
-        rpc = RpcInterceptor(self.load, parser, self._observer, settings.max_message_bytes, settings.receive_timeout_s)
-        return grpc.aio.server(interceptors=[*first, rpc], options=server_options(settings, self._max_connections))
+        rpc = RpcInterceptor(self.load, MessageParser(self._limits), self._observer, settings)
+        return make_server([*first, rpc], server_options(settings, self._max_connections))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,10 +10,9 @@ from typing import Any
 
 import grpc
 
-from weir.engine.errors import SlowReaderError
 from weir.server.backlog import Backlogs
 from weir.server.errors import StatusError
-from weir.server.metadata import begin_stream
+from weir.server.sending import begin_stream, write_in_time
 
 MAX_PER_CONNECTION = 32
 RETRY_S = 5.0
@@ -56,19 +54,12 @@ class Watches:
         try:
             with self._backlogs.open(context, generates=False):
                 await begin_stream(context)
-                yield lambda message: self._tell(context, message)
+                yield lambda message: write_in_time(context, message, self._unread_timeout_s)
         finally:
             self._total -= 1
             self._by_peer[peer] -= 1
             if not self._by_peer[peer]:
                 del self._by_peer[peer]
-
-    async def _tell(self, context: grpc.aio.ServicerContext, message: Any) -> None:
-        try:
-            async with asyncio.timeout(self._unread_timeout_s):
-                await context.write(message)
-        except TimeoutError:
-            raise SlowReaderError(f"nothing was read for {self._unread_timeout_s:g} s", message.ByteSize()) from None
 
 
 def seconds_within(asked_s: float, lowest_s: float, default_s: float) -> float:

@@ -73,7 +73,7 @@ class EngineMetrics:
     def step(self, record: StepRecord) -> None:
         """Count one step."""
         decode, prefill = record.decode_tokens, record.prefill_tokens
-        self.step_duration[step_kind(record)].observe((record.end_unix_ns - record.start_unix_ns) * 1e-9)
+        self.step_duration[step_kind(record)].observe((record.end_ns - record.start_ns) * 1e-9)
         self.step_choices.observe(decode + len(record.prefills))
         self.step_tokens.observe(decode + prefill)
         self.decode_tokens.add(decode)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TextIO
-
-from opentelemetry.trace import SpanContext
+from typing import TYPE_CHECKING, TextIO
 
 from weir.config import TelemetrySettings
 from weir.progress import ERASE
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
 
 # Set once in the task that serves an RPC and never reset: the task's own context ends with it.
 current_span: ContextVar[SpanContext | None] = ContextVar("weir_current_span", default=None)
@@ -22,6 +24,8 @@ _STANDARD_FIELDS = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None
 _QUIET = ("opentelemetry", "urllib3")
 # A line for each request of a download.
 _TALKATIVE = ("httpx", "httpx2")
+# gRPC logs a traceback for each header that is not UTF-8; whoever can connect could fill the disk with them.
+_GRPC, _BY_ANYBODY = "grpc._cython.cygrpc", "Invalid encoding on "
 
 
 def configure_logging(settings: TelemetrySettings, stream: TextIO | None = None) -> None:
@@ -35,6 +39,21 @@ def configure_logging(settings: TelemetrySettings, stream: TextIO | None = None)
         logging.getLogger(name).setLevel(logging.CRITICAL)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger(_GRPC).addFilter(_is_not_by_anybody)
+    logging.captureWarnings(True)
+    if settings.log_format == "json":
+        # What the interpreter would print as lines of its own.
+        sys.excepthook = lambda kind, error, trace: _log_uncaught(error, kind)
+        threading.excepthook = lambda args: _log_uncaught(args.exc_value, args.exc_type)
+
+
+def _log_uncaught(error: BaseException | None, kind: type[BaseException]) -> None:
+    if not issubclass(kind, SystemExit):
+        logging.getLogger("uncaught").critical("%s", kind.__name__, exc_info=error)
+
+
+def _is_not_by_anybody(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_BY_ANYBODY)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -60,8 +60,8 @@ def _fill(span: OtlpSpan, template: OtlpSpan, step: StepSpan) -> None:
     span.CopyFrom(template)
     span.trace_id = context.trace_id.to_bytes(16, "big")
     span.span_id = context.span_id.to_bytes(8, "big")
-    span.start_time_unix_nano = step.record.start_unix_ns
-    span.end_time_unix_nano = step.record.end_unix_ns
+    span.start_time_unix_nano = step.start_time or 0
+    span.end_time_unix_nano = step.end_time or 0
     for key, value in step.attributes.items():
         _set(span.attributes.add(), key, value)
     span.MergeFromString(b"".join([_link_bytes(row) for row in step.rows]))

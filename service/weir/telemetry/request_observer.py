@@ -38,7 +38,13 @@ class RequestTelemetry:
         self._trace.request = request
         self._tenant = self._metrics.tenant(request.tenant)
         self._trace.submitted_ns = self._tracing.clock.now_ns()
-        self._tracing.request_submitted(self._trace)
+
+    def queued(self, engine_id: str) -> None:
+        """The engine has taken it, under this id: it is what steps call the request."""
+        request = self._trace.request
+        if request is not None:
+            self._trace.request = replace(request, request_id=engine_id)
+            self._tracing.request_submitted(self._trace)
 
     def event(self, event: Event) -> None:
         """The engine sent an event."""
@@ -55,7 +61,6 @@ class RequestTelemetry:
     def _admit(self, event: Admitted) -> None:
         if self._admitted is not None:
             return
-        self._follow(event.request_id)
         # The event leaves the engine with the step that follows admission: its own `queue_s` is the exact time.
         submitted_ns = self._trace.submitted_ns or self._trace.started_ns
         self._trace.admitted_ns = min(submitted_ns + int(event.queue_s * 1e9), self._tracing.clock.now_ns())
@@ -71,13 +76,6 @@ class RequestTelemetry:
         metrics.prefix_hit_tokens.add(event.cached_tokens)
         metrics.prompt_length.observe(event.prompt_tokens)
         metrics.queue.observe(queue_s, trace_id=self._trace_id)
-
-    def _follow(self, engine_id: str) -> None:
-        """Steps name a request as the engine does, which differs when an id is used again before it is free."""
-        request = self._trace.request
-        if request is not None and request.request_id != engine_id:
-            self._trace.request = replace(request, request_id=engine_id)
-            self._tracing.request_submitted(self._trace)
 
     def _delta(self, event: Delta) -> None:
         now, count = time.monotonic(), len(event.token_ids)

@@ -15,7 +15,10 @@ MAX_CONTENT_CHARS = 65536
 
 
 class AnchoredClock:
-    """The wall clock read once, then advanced by the monotonic clock: no span can end before it starts."""
+    """The wall clock read once, then advanced by the monotonic clock: no span can end before it starts.
+
+    Requests and steps share it, so that they lie beside each other whatever happens to the wall clock.
+    """
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
@@ -23,6 +26,14 @@ class AnchoredClock:
     def now_ns(self) -> int:
         """Nanoseconds since the epoch."""
         return self._offset_ns + time.monotonic_ns()
+
+    def at_ns(self, monotonic_ns: int) -> int:
+        """A moment of `time.monotonic_ns`, of any process of this machine, as nanoseconds since the epoch."""
+        return self._offset_ns + monotonic_ns
+
+    def behind_s(self) -> float:
+        """How far the wall clock is ahead of this one by now: it was set, or ran faster."""
+        return (time.time_ns() - self.now_ns()) / 1e9
 
 
 @dataclass(slots=True, eq=False)

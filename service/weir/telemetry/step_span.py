@@ -12,6 +12,7 @@ from opentelemetry.trace import Link, SpanContext
 from weir.engine.records import ChunkRecord, StepRecord
 from weir.telemetry import attributes as names
 from weir.telemetry.engine_metrics import step_kind
+from weir.telemetry.request_trace import AnchoredClock
 
 STEP_SPAN = "engine.step"
 MAX_CHUNKS = 32
@@ -58,14 +59,15 @@ class StepSpan(ReadableSpan):
         omitted: int,
         resource: Resource,
         scope: InstrumentationScope,
+        clock: AnchoredClock,
     ) -> None:
         super().__init__(
             STEP_SPAN,
             context=context,
             resource=resource,
             instrumentation_scope=scope,
-            start_time=record.start_unix_ns,
-            end_time=record.end_unix_ns,
+            start_time=clock.at_ns(record.start_ns),
+            end_time=clock.at_ns(record.end_ns),
         )
         self.record = record
         self.rows = rows

@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 
 from weir.engine.records import StepRecord
 from weir.telemetry.engine_metrics import PHASES
+from weir.telemetry.request_trace import AnchoredClock
 from weir.telemetry.step_span import LinkRow, RequestSteps, StepSpan
 
 # A cancelled request may still be in the step that was running; its links stay possible for this many later ends.
@@ -34,7 +35,7 @@ def step_sampler(kind: str, ratio: float, slow_s: float) -> StepSampler:
     samplers: dict[str, StepSampler] = {
         "always": lambda record: True,
         "ratio": lambda record: generator.random() < ratio,
-        "slow-only": lambda record: record.end_unix_ns - record.start_unix_ns >= slow_s * 1e9,
+        "slow-only": lambda record: record.end_ns - record.start_ns >= slow_s * 1e9,
         "never": lambda record: False,
     }
     return samplers[kind]
@@ -44,8 +45,15 @@ class StepSpans:
     """Makes the spans of a step; knows the sampled requests that steps can be linked to."""
 
     def __init__(
-        self, resource: Resource, scope: InstrumentationScope, sampler: StepSampler, max_links: int, phases: bool
+        self,
+        resource: Resource,
+        scope: InstrumentationScope,
+        sampler: StepSampler,
+        max_links: int,
+        phases: bool,
+        clock: AnchoredClock,
     ) -> None:
+        self._clock = clock
         self._resource = resource
         self._scope = scope
         self._sampler = sampler
@@ -81,7 +89,7 @@ class StepSpans:
             self._ids.generate_trace_id(), self._ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED)
         )
         omitted = max(0, len(rows) - self._max_links)
-        step = StepSpan(record, context, rows[: self._max_links], omitted, self._resource, self._scope)
+        step = StepSpan(record, context, rows[: self._max_links], omitted, self._resource, self._scope, self._clock)
         return [step, *self._phase_spans(record, context)] if self._phases else [step]
 
     def _rows(self, record: StepRecord) -> list[LinkRow]:
@@ -101,9 +109,9 @@ class StepSpans:
         return rows
 
     def _phase_spans(self, record: StepRecord, step: SpanContext) -> list[ReadableSpan]:
-        spans, start = [], record.start_unix_ns
+        spans, start, last = [], self._clock.at_ns(record.start_ns), self._clock.at_ns(record.end_ns)
         for phase in PHASES:
-            end = min(start + int(getattr(record.phases, f"{phase}_s") * 1e9), record.end_unix_ns)
+            end = min(start + int(getattr(record.phases, f"{phase}_s") * 1e9), last)
             context = SpanContext(step.trace_id, self._ids.generate_span_id(), False, step.trace_flags)
             spans.append(
                 ReadableSpan(

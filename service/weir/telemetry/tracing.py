@@ -33,6 +33,8 @@ MAX_BATCH_SPANS = 512
 # Short, so that the exporter holds the interpreter for a few milliseconds at a time and never for many.
 EXPORT_DELAY_MS = 250
 SHUTDOWN_TIMEOUT_S = 2.0
+# More than a clock that is only disciplined comes to be ahead in a while.
+TELL_BEHIND_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,9 @@ class Tracing:
             step_sampler(settings.trace_steps, settings.trace_step_ratio, settings.trace_slow_step_s),
             _int("OTEL_SPAN_LINK_COUNT_LIMIT", default_links),
             settings.trace_phases,
+            self.clock,
         )
+        self._told_behind_s = 0.0
         self._ring: Ring[TraceItem] = Ring(_int("OTEL_BSP_MAX_QUEUE_SIZE", MAX_RING_ITEMS), MAX_RING_WEIGHT)
         self._pipeline: Pipeline[TraceItem] = Pipeline(
             self._ring,
@@ -106,6 +110,8 @@ class Tracing:
     def request_started(self, method: str, metadata: Mapping[str, str]) -> RequestTrace:
         """The trace of an RPC: a child of the caller's span if the metadata name one, else a new root."""
         started_ns = self.clock.now_ns()
+        if self.active:
+            self._tell_of_a_set_clock()
         span = self._tracer.start_span(
             method,
             context=get_global_textmap().extract(metadata, Context()),
@@ -120,6 +126,12 @@ class Tracing:
             start_time=started_ns,
         )
         return RequestTrace(method, span, started_ns)
+
+    def _tell_of_a_set_clock(self) -> None:
+        behind_s = self.clock.behind_s()
+        if abs(behind_s - self._told_behind_s) > TELL_BEHIND_S:
+            self._told_behind_s = behind_s
+            logger.warning("the wall clock was set by %.1f s; spans keep the clock of the start", behind_s)
 
     def request_submitted(self, trace: RequestTrace) -> None:
         """The request goes to the engine: steps may link to it."""

@@ -84,6 +84,15 @@ def test_a_token_that_is_missing_is_told_apart_from_one_that_is_refused(code: gr
     assert wrong.message == "the token was refused (token expired)"
 
 
+def test_a_token_of_another_tenant_is_told_in_the_servers_words() -> None:
+    said = "the token is not for the tenant that x-tenant-id names"
+    refused = from_call(
+        Ended(grpc.StatusCode.PERMISSION_DENIED, said, with_reason("TENANT_REFUSED")), Sent(with_token=True)
+    )
+    assert isinstance(refused, UnauthenticatedError)
+    assert (refused.message, refused.reason) == (said, "TENANT_REFUSED")
+
+
 def test_a_connection_lost_in_the_middle_is_no_server_that_was_never_there() -> None:
     failed = Ended(grpc.StatusCode.UNAVAILABLE, "Socket closed")
     assert from_call(failed).message == "Socket closed"

@@ -68,7 +68,7 @@ def make_scheduler(
             collect_lag=collect_lag,
         ),
         BlockPool(num_blocks, block_size, prefix_cache),
-        BlockHasher(block_size, key=b"test"),
+        BlockHasher(block_size, key=b"test", tenants=known),
         WaitingQueue(known, bypass_limit, bypass_age_s),
         known,
     )

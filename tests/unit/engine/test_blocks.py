@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from weir.engine.blocks import BlockHasher, BlockPool, OutOfBlocksError, blocks_for
+from weir.engine.tenants import Tenant, Tenants
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
@@ -11,9 +12,9 @@ def test_blocks_for_rounds_up(tokens: int, blocks: int) -> None:
     assert blocks_for(tokens, 16) == blocks
 
 
-def hashes(tokens: range, salt: str = "", hasher: BlockHasher | None = None) -> list[bytes]:
+def hashes(tokens: range, salt: str = "", hasher: BlockHasher | None = None, tenant: str = "") -> list[bytes]:
     found: list[bytes] = []
-    (hasher or BlockHasher(4, key=b"k")).extend(found, list(tokens), salt, len(tokens) // 4)
+    (hasher or BlockHasher(4, key=b"k")).extend(found, list(tokens), tenant, salt, len(tokens) // 4)
     return found
 
 
@@ -125,7 +126,7 @@ def test_without_prefix_cache_nothing_is_ever_found() -> None:
 def test_a_hash_names_the_block_and_everything_before_it() -> None:
     same_tail_other_head = [*range(100, 104), *range(4, 8)]
     other: list[bytes] = []
-    BlockHasher(4, key=b"k").extend(other, same_tail_other_head, "", 2)
+    BlockHasher(4, key=b"k").extend(other, same_tail_other_head, "", "", 2)
     assert hashes(range(8))[1] != other[1]
 
 
@@ -135,6 +136,29 @@ def test_hashes_differ_by_salt_by_model_and_by_process() -> None:
     assert plain != hashes(range(4), salt="tenant a")
     assert plain != hashes(range(4), hasher=BlockHasher(4, "other model", key=b"k"))
     assert hashes(range(4), hasher=BlockHasher(4)) != hashes(range(4), hasher=BlockHasher(4))
+
+
+def test_each_configured_tenant_has_its_own_hashes_and_all_others_those_of_default() -> None:
+    hasher = BlockHasher(4, key=b"k", tenants=Tenants([Tenant("gold"), Tenant("batch")]))
+    by_tenant = {
+        name: hashes(range(4), hasher=hasher, tenant=name)[0] for name in ("gold", "batch", "", "default", "x")
+    }
+    assert by_tenant[""] == by_tenant["default"] == by_tenant["x"]
+    assert len(set(by_tenant.values())) == 3
+
+
+def test_tenants_that_share_the_cache_and_those_that_are_not_configured_have_the_same_hashes() -> None:
+    sharing = BlockHasher(4, key=b"k", tenants=Tenants([Tenant("gold")], shares_cache=True))
+    for hasher in (sharing, BlockHasher(4, key=b"k")):
+        assert hashes(range(4), hasher=hasher, tenant="gold") == hashes(range(4), hasher=hasher)
+
+
+def test_no_salt_reaches_the_part_of_another_tenant() -> None:
+    """Names are hashed with their lengths: what ends one cannot be moved to the beginning of the next."""
+    hasher = BlockHasher(4, "m", key=b"k", tenants=Tenants([Tenant("gold"), Tenant("g"), Tenant("goldx")]))
+    pairs = [("gold", ""), ("g", "old"), ("goldx", ""), ("gold", "x"), ("", "gold"), ("", ""), ("", "default")]
+    pairs += [("g", "\x03\x00\x00\x00old"), ("gold", "\0")]
+    assert len({hashes(range(4), salt, hasher, tenant)[0] for tenant, salt in pairs}) == len(pairs)
 
 
 def test_token_ids_that_agree_in_their_low_byte_have_different_hashes() -> None:

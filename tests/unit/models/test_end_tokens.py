@@ -97,3 +97,34 @@ def test_a_disagreement_is_logged_once_and_louder_where_transformers_would_go_on
         check_model(tmp_path)
     (record,) = caplog.records
     assert (record.levelno, "tokenizer_config.json says 2" in record.message) == (level, True)
+
+
+def chat_model(folder: Path, template: str) -> None:
+    """</s>, id 2, is its end token."""
+    config = tiny.configs()["llama2"]
+    config.vocab_size, config.eos_token_id = 420, 2
+    config.save_pretrained(folder)
+    vocabularies.save(vocabularies.byte_level(), folder, template)
+
+
+TURN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}END{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "warned"),
+    [
+        (TURN.replace("END", "</s>"), False),
+        (TURN.replace("END", " </s>\n"), False),
+        (TURN.replace("END", "<｜end｜>"), True),
+        (TURN.replace("END", "\n<|user|>"), True),
+        (TURN.replace("END", "\n"), False),
+        ("{{ raise_exception('no answers') }}", False),
+        ("{{ messages[0].content }}", False),
+    ],
+)
+def test_a_template_that_ends_answers_with_no_end_token_is_said_at_the_start(
+    template: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat_model(tmp_path, template)
+    check_model(tmp_path, random_weights=True)
+    assert ["which no file names as an end token" in record.message for record in caplog.records] == [True] * warned

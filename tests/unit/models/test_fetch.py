@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 from weir.models import demo_model
+from weir.models.check import check_model
 from weir.models.end_tokens import end_tokens
 from weir.models.errors import FetchError, ModelFolderError
 from weir.models.fetch import fetch
+from weir.models.origin import ORIGIN_FILE, Origin, read_origin
 from weir.models.spec import ModelSpec
 from weir.models.tokenizer import Tokenizer
 
+from tests.e2e.tiny_server import CONFIG
 from tests.unit.models.test_folder import silent, write_model
 
 
@@ -43,38 +48,78 @@ def test_a_complete_folder_is_not_fetched_again(tmp_path: Path, monkeypatch: pyt
         assert fetch(name, tmp_path, silent) == tmp_path / name
 
 
-def test_a_hub_download_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[list[str]] = []
+class Hub:
+    """A repository whose branch `main` is at a commit; each download brings a model, unless it is told to fail."""
 
-    def download(repo_id: str, revision: str | None, local_dir: Path, allow_patterns: list[str]) -> None:
-        assert (repo_id, revision) == ("org/model", None)
-        found.append(sorted(path.name for path in local_dir.iterdir()))
-        if len(found) == 1:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commits = {"main": "a1", "v1": "b2", "feature/x": "c3"}
+        self.fails = False
+        self.downloads: list[tuple[str, list[str]]] = []
+        hub = self
+
+        def model_info(self: object, repo_id: str, *, revision: str | None = None) -> SimpleNamespace:
+            return SimpleNamespace(sha=hub.commits.get(revision or "main", revision))
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self._download)
+
+    def _download(self, repo_id: str, revision: str, local_dir: Path, allow_patterns: list[str]) -> None:
+        assert repo_id == "org/model"
+        self.downloads.append((revision, sorted(path.name for path in local_dir.iterdir())))
+        if self.fails:
             (local_dir / "config.json").write_text("{}")
             raise ConnectionError("the network is down")
         write_model(local_dir)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return Hub(monkeypatch)
+
+
+def test_a_hub_download_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
+    hub.fails = True
     with pytest.raises(FetchError, match="cannot download org/model: the network is down"):
         fetch("org/model", tmp_path, silent)
     assert not (tmp_path / "org" / "model").exists()
+    hub.fails = False
     assert fetch("org/model", tmp_path, silent) == tmp_path / "org" / "model"
-    assert found == [[], ["config.json"]]
+    assert hub.downloads == [("a1", [ORIGIN_FILE]), ("a1", ["config.json", ORIGIN_FILE])]
 
 
-def test_each_revision_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
+def test_a_download_never_mixes_two_commits_of_a_branch_that_moves(tmp_path: Path, hub: Hub) -> None:
+    hub.fails = True
+    with pytest.raises(FetchError):
+        fetch("org/model", tmp_path, silent)
+    hub.fails, hub.commits["main"] = False, "a2"
+    folder = fetch("org/model", tmp_path, silent)
+    assert hub.downloads == [("a1", [ORIGIN_FILE]), ("a2", [ORIGIN_FILE])]
+    assert read_origin(folder) == Origin("org/model", "main", "a2")
 
-    def download(repo_id: str, revision: str | None, local_dir: Path, allow_patterns: list[str]) -> None:
-        asked.append(revision)
-        write_model(local_dir)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    for revision in ("0123abc", "feature/x", "0123abc"):
+def test_each_revision_has_a_folder_of_its_own_that_says_its_commit(tmp_path: Path, hub: Hub) -> None:
+    for revision in ("v1", "feature/x", "v1", "0123abc"):
         folder = fetch("org/model", tmp_path, silent, revision=revision)
         assert folder == tmp_path / "org" / f"model@{revision.replace('/', '-')}"
-    assert fetch("org/model", tmp_path, silent) == tmp_path / "org" / "model"
-    assert asked == ["0123abc", "feature/x", None]
+        commit = hub.commits.get(revision, revision)
+        assert read_origin(folder) == Origin("org/model", revision, commit)
+    assert read_origin(fetch("org/model", tmp_path, silent)) == Origin("org/model", "main", "a1")
+    assert [commit for commit, _ in hub.downloads] == ["b2", "c3", "0123abc", "a1"]
+
+
+def test_a_served_model_says_in_the_log_of_which_commit_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    for written, said in (
+        (json.dumps({"repository": "org/model", "revision": "main", "commit": "a1"}), ["org/model at a1 (main)"]),
+        (json.dumps({"repository": "org/model", "revision": "a1", "commit": "a1"}), ["org/model at a1"]),
+        ("{}", []),
+        ("[", []),
+    ):
+        caplog.clear()
+        (tmp_path / ORIGIN_FILE).write_text(written)
+        with caplog.at_level(logging.INFO):
+            check_model(tmp_path, random_weights=True)
+        assert [record.message for record in caplog.records] == [f"the model is {origin}" for origin in said]
 
 
 def test_the_demo_model_has_no_revisions(tmp_path: Path) -> None:

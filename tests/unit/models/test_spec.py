@@ -252,3 +252,25 @@ def test_any_config_is_a_spec_that_computes_or_an_error_that_names_it(
 def test_a_value_of_another_type_or_range_is_refused_by_key(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFolderError, match=message):
         ModelSpec.from_config(LLAMA_3_1 | change)
+
+
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        ("vocab_size", 2**22),
+        ("hidden_size", 2**17),
+        ("intermediate_size", 2**19),
+        ("num_hidden_layers", 1024),
+        ("num_attention_heads", 1024),
+        ("num_key_value_heads", 1024),
+        ("head_dim", 2**11),
+        ("max_position_embeddings", 2**30),
+    ],
+)
+def test_a_size_is_taken_at_its_bounds_and_refused_one_past_them(key: str, most: int) -> None:
+    heads = {"num_attention_heads": 1024, "num_key_value_heads": 1, "head_dim": 2}
+    ModelSpec.from_config(LLAMA_3_1 | heads | {key: most})
+    ModelSpec.from_config(LLAMA_3_1 | heads | {key: 2 if key == "head_dim" else 1})
+    for value in (0, most + 1):
+        with pytest.raises(ModelFolderError, match=f"{key} must be an integer from 1 to {most}, not {value}"):
+            ModelSpec.from_config(LLAMA_3_1 | heads | {key: value})

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HfTokenizer
-from weir.models.errors import ModelFolderError, PromptError, TokenizerError
+from weir.models.errors import ModelError, ModelFolderError, PromptError, TokenizerError
 from weir.models.tokenizer import Tokenizer
 
 from tests.unit.models import vocabularies
@@ -165,6 +170,48 @@ def test_a_missing_or_damaged_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(TokenizerError, match=r"cannot load .*tokenizer\.json"):
         Tokenizer(tmp_path)
+
+
+def test_a_token_id_that_would_take_a_table_of_gigabytes_is_refused(tmp_path: Path) -> None:
+    definition = json.loads(vocabularies.byte_level().to_str())
+    definition["model"]["vocab"]["far"] = 10**9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(TokenizerError, match="token id 1000000000 is not below 4194304"):
+        Tokenizer(tmp_path)
+
+
+ODD: list[Any] = [None, True, 0, -1, 2**40, 1.5, float("nan"), "", "x", "\ud800", [], {}, ["a"], [["a", 1.0]], {"a": 1}]
+ODD += [{"type": kind} for kind in ("ByteLevel", "Metaspace", "Sequence", "Replace", {"type": "Fuse"})]
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to what is in a JSON value, to the first entries of what is long."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in islice(entries, 12):
+        yield (*path, key)
+        yield from _places(entry, (*path, key))
+
+
+@pytest.mark.parametrize("build", [vocabularies.byte_level, vocabularies.sentencepiece])
+def test_any_damage_to_a_definition_is_read_or_refused_as_the_tokenizers(
+    build: Callable[[], HfTokenizer], tmp_path: Path
+) -> None:
+    """Every value in a tokenizer.json in turn is another one, of every kind, or is gone."""
+    whole = build().to_str()
+    chance = Random(0)
+    for path in _places(json.loads(whole)):
+        for odd in [*chance.sample(ODD, 4), "gone"]:
+            definition = json.loads(whole)
+            within = definition
+            for key in path[:-1]:
+                within = within[key]
+            if odd == "gone":
+                del within[path[-1]]
+            else:
+                within[path[-1]] = odd
+            (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+            with contextlib.suppress(ModelError):
+                assert Tokenizer(tmp_path).vocab_size < 2**22
 
 
 @pytest.mark.model

@@ -1,10 +1,8 @@
-"""TLS, client certificates, renewal, bearer tokens: with a real server and real handshakes."""
+"""TLS, client certificates, renewal: with a real server and real handshakes."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +15,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 from weir.config import ConfigError, ServerSettings, load
@@ -25,50 +22,11 @@ from weir.server.certificate_dates import Validity, validities
 from weir.server.security import (
     CertificateFiles,
     Credentials,
-    TokenFile,
-    bind,
     server_credentials,
-    token_interceptors,
 )
 from weir.telemetry.metrics import Metrics
 
-Serve = Callable[[ServerSettings], Awaitable[int]]
-METHODS = {
-    "/test.Echo/UnaryUnary": (False, False),
-    "/test.Echo/UnaryStream": (False, True),
-    "/test.Echo/StreamUnary": (True, False),
-    "/test.Echo/StreamStream": (True, True),
-}
-
-
-class Health(health_pb2_grpc.HealthServicer):
-    async def Check(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> health_pb2.HealthCheckResponse:
-        return health_pb2.HealthCheckResponse(status="SERVING")
-
-
-class Echo(grpc.GenericRpcHandler):
-    """Four methods, one of each arity, that answer with `hello`."""
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if details.method not in METHODS:
-            return None
-        _, streams = METHODS[details.method]
-
-        async def one(request: object, context: grpc.aio.ServicerContext) -> bytes:
-            return b"hello"
-
-        async def many(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-            yield b"hello"
-
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[METHODS[details.method]]
-        return make(many if streams else one)
+from tests.unit.server.echo_server import Serve, ask, levels, replace
 
 
 @dataclass
@@ -93,12 +51,6 @@ class Pki:
         replace(self.folder / "ca.crt", self.ca.cert_pem.bytes())
 
 
-def replace(path: Path, content: bytes) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(content)
-    fresh.rename(path)
-
-
 @pytest.fixture
 def pki(tmp_path: Path) -> Pki:
     made = Pki(tmp_path, trustme.CA())
@@ -106,47 +58,11 @@ def pki(tmp_path: Path) -> Pki:
     return made
 
 
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
-    servers: list[grpc.aio.Server] = []
-
-    async def start(settings: ServerSettings) -> int:
-        server = grpc.aio.server(interceptors=token_interceptors(settings))
-        health_pb2_grpc.add_HealthServicer_to_server(Health(), server)
-        server.add_generic_rpc_handlers((Echo(),))
-        port = bind(server, "127.0.0.1:0", settings)
-        await server.start()
-        servers.append(server)
-        return port
-
-    yield start
-    for server in servers:
-        await server.stop(0)
-
-
-async def ask(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
-    answer: bytes = await channel.unary_unary("/test.Echo/UnaryUnary")(b"", metadata=metadata, timeout=10)
-    return answer
-
-
 def credentials(pki: Pki, client: trustme.LeafCert | None = None) -> grpc.ChannelCredentials:
     if client is None:
         return grpc.ssl_channel_credentials(pki.ca.cert_pem.bytes())
     chain = b"".join(b.bytes() for b in client.cert_chain_pems)
     return grpc.ssl_channel_credentials(pki.ca.cert_pem.bytes(), client.private_key_pem.bytes(), chain)
-
-
-def call(port: int, method: str, metadata: tuple[tuple[str, str], ...]) -> list[bytes]:
-    """Call a method of any of the four kinds and return every answer.
-
-    With the blocking client, which reports the status that the server sent. The asyncio one reports INTERNAL
-    when a server refuses a call while one of its streamed requests is still on the way.
-    """
-    sends, receives = METHODS[method]
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        make = getattr(channel, f"{'stream' if sends else 'unary'}_{'stream' if receives else 'unary'}")
-        answer = make(method)(iter([b""]) if sends else b"", metadata=metadata, timeout=10)
-        return list(answer) if receives else [answer]
 
 
 async def dial_tls(port: int, creds: grpc.ChannelCredentials) -> bytes:
@@ -322,145 +238,3 @@ def test_half_of_tls_is_no_setting() -> None:
         load(env={"WEIR_TLS_CERT_FILE": "/tls.crt"})
     with pytest.raises(ConfigError, match="tls-client-ca-file needs"):
         load(env={"WEIR_TLS_CLIENT_CA_FILE": "/ca.crt"})
-
-
-@pytest.fixture
-def tokens(tmp_path: Path) -> Path:
-    file = tmp_path / "tokens"
-    file.write_text("# team a\nalpha-token\n\n  beta-token  \n")
-    file.chmod(0o600)
-    return file
-
-
-@pytest.mark.parametrize(
-    ("metadata", "code"),
-    [
-        ((("authorization", "Bearer alpha-token"),), None),
-        ((("authorization", "bearer beta-token"),), None),
-        ((("authorization", "Bearer alpha-toke"),), grpc.StatusCode.UNAUTHENTICATED),
-        ((("authorization", "Bearer # team a"),), grpc.StatusCode.UNAUTHENTICATED),
-        ((("authorization", "Basic alpha-token"),), grpc.StatusCode.UNAUTHENTICATED),
-        ((("authorization", "alpha-token"),), grpc.StatusCode.UNAUTHENTICATED),
-        ((("authorization", "Bearer "),), grpc.StatusCode.UNAUTHENTICATED),
-        ((), grpc.StatusCode.UNAUTHENTICATED),
-    ],
-)
-@pytest.mark.parametrize("method", METHODS)
-async def test_only_a_known_bearer_token_opens_each_kind_of_method(
-    serve: Serve, tokens: Path, method: str, metadata: tuple[tuple[str, str], ...], code: grpc.StatusCode | None
-) -> None:
-    port = await serve(ServerSettings(auth_tokens_file=str(tokens)))
-    if code is None:
-        assert await asyncio.to_thread(call, port, method, metadata) == [b"hello"]
-    else:
-        with pytest.raises(grpc.RpcError) as refused:
-            await asyncio.to_thread(call, port, method, metadata)
-        assert refused.value.code() == code
-        assert dict(refused.value.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
-
-
-async def test_health_needs_no_token_and_an_unknown_method_is_still_unknown(serve: Serve, tokens: Path) -> None:
-    port = await serve(ServerSettings(auth_tokens_file=str(tokens)))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == 1
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await channel.unary_unary("/test.Echo/Nothing")(b"", timeout=10)
-        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.levelname for record in caplog.records]
-
-
-def test_tokens_change_without_a_restart(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = TokenFile(str(tokens))
-    assert file.accepts("alpha-token")
-    replace(tokens, b"gamma-token\n")
-    assert file.accepts("gamma-token")
-    assert not file.accepts("alpha-token")
-    assert all("gamma-token" not in record.getMessage() for record in caplog.records)
-
-
-@pytest.mark.parametrize("loss", ["emptied", "removed", "no text"])
-def test_tokens_that_are_taken_away_stay_good_for_a_while_and_then_none_is(
-    tokens: Path, loss: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = Clock()
-    file = TokenFile(str(tokens), grace_s=60.0, clock=clock)
-    if loss == "removed":
-        tokens.unlink()
-    else:
-        replace(tokens, b"# nothing\n" if loss == "emptied" else b"\xff\n")
-    assert file.accepts("alpha-token")
-    assert file.is_unusable()
-    clock.now += 59.9
-    assert file.accepts("alpha-token")
-    assert levels(caplog) == ["ERROR"]
-    clock.now += 0.1
-    assert not file.accepts("alpha-token")
-    assert file.is_unusable()
-    assert levels(caplog) == ["ERROR", "ERROR"]
-    replace(tokens, b"alpha-token\n")
-    assert file.accepts("alpha-token")
-    assert not file.is_unusable()
-
-
-def test_a_file_that_is_written_anew_in_two_steps_loses_nobody(tokens: Path) -> None:
-    clock = Clock()
-    file = TokenFile(str(tokens), grace_s=60.0, clock=clock)
-    tokens.write_text("")
-    assert file.accepts("alpha-token")
-    clock.now += 1.0
-    tokens.write_text("gamma-token\n")
-    assert file.accepts("gamma-token")
-    assert not file.accepts("alpha-token")
-    clock.now += 100.0
-    assert file.accepts("gamma-token")
-
-
-async def test_a_server_whose_tokens_were_taken_away_answers_nobody_and_its_metrics_say_so(
-    serve: Serve, tokens: Path
-) -> None:
-    metrics = Metrics("tiny")
-    metrics.credentials.view = credentials = Credentials()
-    settings = ServerSettings(auth_tokens_file=str(tokens), auth_tokens_grace_s=0.0)
-    server = grpc.aio.server(interceptors=token_interceptors(settings, credentials))
-    server.add_generic_rpc_handlers((Echo(),))
-    port = bind(server, "127.0.0.1:0", settings, credentials)
-    await server.start()
-    known = (("authorization", "Bearer alpha-token"),)
-    assert b"weir_auth_tokens_unusable 0\n" in metrics.text()
-    assert await asyncio.to_thread(call, port, "/test.Echo/UnaryUnary", known) == [b"hello"]
-    await asyncio.to_thread(tokens.unlink)
-    assert b"weir_auth_tokens_unusable 1\n" in metrics.text()
-    with pytest.raises(grpc.RpcError) as refused:
-        await asyncio.to_thread(call, port, "/test.Echo/UnaryUnary", known)
-    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-    await server.stop(0)
-
-
-@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o666, 1), (0o620, 1)])
-def test_a_file_of_tokens_that_others_can_read_or_change_is_worth_a_warning(
-    tokens: Path, mode: int, warned: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    tokens.chmod(mode)
-    TokenFile(str(tokens))
-    assert levels(caplog) == ["WARNING"] * warned
-    assert all(f"mode {mode:04o}" in record.getMessage() for record in caplog.records)
-
-
-def test_a_file_without_tokens_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("# none yet\n")
-    with pytest.raises(ConfigError, match="holds no token"):
-        TokenFile(str(tmp_path / "tokens"))
-    with pytest.raises(ConfigError, match="auth-tokens-file"):
-        token_interceptors(ServerSettings(auth_tokens_file=str(tmp_path / "missing")))

@@ -45,15 +45,15 @@ def step(
     decodes: tuple[ChunkRecord, ...] = (),
     prefills: tuple[ChunkRecord, ...] = (),
     duration_ns: int = 20_000_000,
-    start_unix_ns: int | None = None,
+    start_ns: int | None = None,
     preempted: tuple[str, ...] = (),
     oldest_queued_s: float = 0.0,
 ) -> StepRecord:
-    start = time.time_ns() - duration_ns if start_unix_ns is None else start_unix_ns
+    start = time.monotonic_ns() - duration_ns if start_ns is None else start_ns
     return StepRecord(
         step=number,
-        start_unix_ns=start,
-        end_unix_ns=start + duration_ns,
+        start_ns=start,
+        end_ns=start + duration_ns,
         phases=PhaseTimes(plan_s=0.001, launch_s=0.002, device_s=0.014, collect_s=0.0005, emit_s=0.0025),
         decodes=decodes,
         prefills=prefills,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -18,8 +20,10 @@ from tests.unit.telemetry.factories import GENERATE
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers, level, hooks = list(root.handlers), root.level, (sys.excepthook, threading.excepthook)
     yield io.StringIO()
+    sys.excepthook, threading.excepthook = hooks
+    logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -67,3 +71,16 @@ def test_libraries_do_not_repeat_what_the_exporter_thread_says_once(stream: io.S
     configure_logging(TelemetrySettings(log_level="debug"), stream)
     logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").error("Failed to export traces")
     assert stream.getvalue() == ""
+
+
+def test_a_header_that_is_not_utf8_writes_no_traceback(stream: io.StringIO) -> None:
+    """gRPC logs one for each, and anybody can send them, without a token too."""
+    configure_logging(TelemetrySettings(log_level="debug"), stream)
+    grpc_log = logging.getLogger("grpc._cython.cygrpc")
+    try:
+        b"\xff".decode()
+    except UnicodeDecodeError:
+        grpc_log.exception("Invalid encoding on %s", b"\xff")
+    assert stream.getvalue() == ""
+    grpc_log.error("something else")
+    assert "something else" in stream.getvalue()

@@ -51,6 +51,7 @@ def one_request(endpoint: str, protocol: str) -> Telemetry:
     telemetry.tracing.start()
     observer = telemetry.request_started(GENERATE, {})
     observer.submitted(request("r1"))
+    observer.queued("r1")
     telemetry.step(step(1))
     observer.finished("OK", None)
     telemetry.tracing.shutdown()

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 from weir.telemetry.otlp_grpc import encode
+from weir.telemetry.request_trace import AnchoredClock
 from weir.telemetry.step_spans import StepSpans, step_sampler
 
 from tests.unit.telemetry.factories import decode, prefill, step
@@ -18,7 +19,7 @@ SCOPE = InstrumentationScope("weir", "1.2.3")
 
 
 def step_spans(max_links: int = 128, phases: bool = False) -> StepSpans:
-    spans = StepSpans(RESOURCE, SCOPE, step_sampler("always", 1, 0), max_links, phases)
+    spans = StepSpans(RESOURCE, SCOPE, step_sampler("always", 1, 0), max_links, phases, AnchoredClock())
     for number, request_id in enumerate(("a", "b", "c"), start=1):
         state = TraceState([("vendor", "x")]) if number == 1 else None
         context = SpanContext(number, number << 60, number == 2, TraceFlags(TraceFlags.SAMPLED), state)

@@ -227,6 +227,7 @@ def test_records_that_find_the_ring_full_are_dropped_and_counted() -> None:
         telemetry.step(wide)
     observer = telemetry.request_started(GENERATE, {})
     observer.submitted(request())
+    observer.queued("r1")
     observer.finished("OK", None)
     assert dropped(telemetry.metrics.traces) == {"ring_full": 5 + 2}
 

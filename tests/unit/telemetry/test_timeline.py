@@ -28,13 +28,14 @@ def trace_file(tmp_path: Path) -> Path:
     a, b, c = (telemetry.request_started(GENERATE, {}) for _ in range(3))
     for observer, request_id in ((a, "a"), (b, "b"), (c, "</script>")):
         observer.submitted(request(request_id))
+        observer.queued(request_id)
     for number, decodes, prefills in (
         (1, (), (prefill("a", 0, 4),)),
         (2, (decode("a"),), (prefill("b", 0, 3),)),
         (3, (decode("a"), decode("b")), (prefill("</script>", 0, 2),)),
     ):
         start_ns = START_NS + (number - 1) * 10_000_000
-        telemetry.step(step(number, decodes, prefills, duration_ns=10_000_000, start_unix_ns=start_ns))
+        telemetry.step(step(number, decodes, prefills, duration_ns=10_000_000, start_ns=start_ns))
     a.event(admitted("a"))
     a.event(delta("a", tokens=3, last=True))
     a.finished("OK", None)

@@ -70,6 +70,7 @@ def run_to_the_end(telemetry: Telemetry, request_id: str = "r1", metadata: Mappi
     """A prompt of 4 tokens in one chunk, then two decodes: 3 output tokens."""
     observer = start(telemetry, metadata)
     observer.submitted(request(request_id))
+    observer.queued(request_id)
     telemetry.step(step(1, prefills=(prefill(request_id, 0, 4),)))
     observer.event(admitted(request_id))
     observer.event(delta(request_id))
@@ -101,16 +102,15 @@ def test_a_step_span_says_what_the_step_did_and_what_the_budget_was() -> None:
         7,
         decodes=(decode("a"), decode("b")),
         prefills=(prefill("c", 32, 64, choice=1),),
-        start_unix_ns=1_700_000_000_000_000_000,
+        start_ns=time.monotonic_ns(),
         duration_ns=20_000_000,
     )
+    began = time.time_ns()
     with traced() as (telemetry, received):
         telemetry.step(record)
     [span] = received.spans
-    assert (span.start_time_unix_nano, span.end_time_unix_nano) == (
-        1_700_000_000_000_000_000,
-        1_700_000_000_020_000_000,
-    )
+    assert abs(span.start_time_unix_nano - began) < 1e8
+    assert span.end_time_unix_nano - span.start_time_unix_nano == 20_000_000
     assert attributes(span.attributes) == {
         "weir.step.number": 7,
         "weir.step.kind": "mixed",
@@ -136,6 +136,31 @@ def test_a_step_span_says_what_the_step_did_and_what_the_budget_was() -> None:
         "weir.step.collect_s": 0.0005,
         "weir.step.emit_s": 0.0025,
     }
+
+
+@pytest.mark.parametrize("years", [10, -10])
+def test_spans_of_requests_and_steps_stay_together_when_the_wall_clock_is_set(
+    years: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = time.time_ns()
+    with traced() as (telemetry, received):
+        run_to_the_end(telemetry, "before")
+        in_flight = start(telemetry)
+        in_flight.submitted(request("during"))
+        wall = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: wall() + years * 365 * 86400 * 10**9)
+        telemetry.step(step(4, decodes=(decode("during"),)))
+        in_flight.event(admitted("during"))
+        in_flight.finished("OK", None)
+        run_to_the_end(telemetry, "after")
+        run_to_the_end(telemetry, "later")
+    times = [at for span in received.spans for at in (span.start_time_unix_nano, span.end_time_unix_nano)]
+    times += [event.time_unix_nano for span in received.spans for event in span.events]
+    assert len(received.spans) > 15
+    assert all(abs(at - began) < 60e9 for at in times)
+    told = [record.getMessage() for record in caplog.records if "wall clock" in record.getMessage()]
+    assert len(told) == 1
+    assert f"{years * 365 * 86400}" in told[0]
 
 
 def test_the_chunk_list_of_a_step_is_bounded() -> None:
@@ -172,6 +197,7 @@ def test_the_choices_of_one_request_share_one_link() -> None:
     with traced() as (telemetry, received):
         observer = start(telemetry)
         observer.submitted(request("r1", n=3))
+        observer.queued("r1")
         telemetry.step(step(decodes=tuple(decode("r1", choice=choice) for choice in range(3))))
         observer.finished("OK", None)
     [link] = received.named("engine.step")[0].links
@@ -182,17 +208,36 @@ def test_steps_link_to_a_request_under_the_id_that_the_engine_gave_it() -> None:
     with traced() as (telemetry, received):
         observer = start(telemetry)
         observer.submitted(request("r1"))
-        observer.event(admitted("r1.2"))
+        observer.queued("r1.2")
         telemetry.step(step(decodes=(decode("r1.2"),)))
         observer.finished("OK", None)
     [link] = received.named("engine.step")[0].links
     assert link.span_id == server_span(received).span_id
+    assert attributes(server_span(received).attributes)["gen_ai.response.id"] == "r1.2"
+
+
+def test_requests_of_one_name_link_to_the_steps_of_their_own() -> None:
+    """Two tenants may use the same id at once."""
+    with traced() as (telemetry, received):
+        observers = {engine_id: start(telemetry) for engine_id in ("r1", "r1.2")}
+        for engine_id, observer in observers.items():
+            observer.submitted(request("r1"))
+            observer.queued(engine_id)
+        telemetry.step(step(1, decodes=(decode("r1"),)))
+        telemetry.step(step(2, decodes=(decode("r1.2"),)))
+        for observer in observers.values():
+            observer.finished("OK", None)
+    spans = {attributes(span.attributes)["gen_ai.response.id"]: span.span_id for span in received.named(GENERATE)}
+    first, second = received.named("engine.step")
+    assert [link.span_id for link in first.links] == [spans["r1"]]
+    assert [link.span_id for link in second.links] == [spans["r1.2"]]
 
 
 def test_a_step_that_was_running_when_its_request_was_cancelled_still_links_to_it() -> None:
     with traced() as (telemetry, received):
         observer = start(telemetry)
         observer.submitted(request("r1"))
+        observer.queued("r1")
         observer.finished("CANCELLED", CancelledError())
         telemetry.step(step(decodes=(decode("r1"),)))
     [link] = received.named("engine.step")[0].links
@@ -203,7 +248,9 @@ def test_links_beyond_the_limit_are_counted_not_sent(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "2")
     with traced() as (telemetry, received):
         for request_id in ("a", "b", "c"):
-            start(telemetry).submitted(request(request_id))
+            observer = start(telemetry)
+            observer.submitted(request(request_id))
+            observer.queued(request_id)
         telemetry.step(step(decodes=(decode("a"), decode("b"), decode("c"))))
     [span] = received.named("engine.step")
     assert len(span.links) == 2
@@ -212,7 +259,7 @@ def test_links_beyond_the_limit_are_counted_not_sent(monkeypatch: pytest.MonkeyP
 
 def test_phases_become_children_that_fill_the_step_in_order() -> None:
     with traced(trace_phases=True) as (telemetry, received):
-        telemetry.step(step(1, decodes=(decode("a"),), start_unix_ns=10**18, duration_ns=20_000_000))
+        telemetry.step(step(1, decodes=(decode("a"),), duration_ns=20_000_000))
     [parent] = received.named("engine.step")
     phases = [span for span in received.spans if span.parent_span_id]
     assert [span.name for span in phases] == [
@@ -223,7 +270,8 @@ def test_phases_become_children_that_fill_the_step_in_order() -> None:
         "engine.emit",
     ]
     assert {(span.trace_id, span.parent_span_id) for span in phases} == {(parent.trace_id, parent.span_id)}
-    assert [span.end_time_unix_nano - 10**18 for span in phases] == [
+    assert phases[0].start_time_unix_nano == parent.start_time_unix_nano
+    assert [span.end_time_unix_nano - parent.start_time_unix_nano for span in phases] == [
         1_000_000,
         3_000_000,
         17_000_000,

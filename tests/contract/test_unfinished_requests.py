@@ -140,16 +140,16 @@ async def test_a_burst_of_thousands_gets_typed_answers_only(engine: FakeEngine) 
         for client in clients:
             await client.__aenter__()
         # All at once, while the loop that the server shares with this test has no time to look at any.
-        streams = [(client, client.call(f"{INFERENCE}Complete", REQUEST)) for _ in range(1000) for client in clients]
+        streams = [(client, client.call(f"{INFERENCE}Complete", REQUEST)) for _ in range(600) for client in clients]
         # 100 places in the queue, and 8 slots that are free.
-        await eventually(lambda: sum(len(client.ended) for client in clients) >= 4000 - 108, timeout_s=60)
+        await eventually(lambda: sum(len(client.ended) for client in clients) >= 2400 - 108, timeout_s=120)
         engine.decoding.set()
-        await eventually(lambda: all(stream in client.ended for client, stream in streams), timeout_s=60)
+        await eventually(lambda: all(stream in client.ended for client, stream in streams), timeout_s=120)
         codes = {client.headers[stream]["grpc-status"] for client, stream in streams}
         assert codes == {"0", "8"}
         refused = [client.headers[s] for client, s in streams if client.headers[s]["grpc-status"] == "8"]
         assert {refusal_in(headers).reason for headers in refused} == {"KV_BUDGET_EXHAUSTED"}
-        assert sum(server.statuses().values()) == 4000
+        assert sum(server.statuses().values()) == 2400
         for client in clients:
             assert client.reset == {}
             await client.__aexit__()

@@ -106,7 +106,9 @@ class Tokenizer:
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except MemoryError:
             raise  # whoever set the limit says what it was
-        except Exception as error:  # the library raises plain Exception, as for an unknown token that is not there
+        except BaseException as error:  # the library raises plain Exception, as for an unknown token that is not there
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             raise PromptError(f"the model's tokenizer fails on this text: {error}") from None
         ids: list[int] = encoding.ids
         return ids
@@ -118,12 +120,21 @@ def _open(path: Path) -> tokenizers.Tokenizer:
         # A checkpoint may have been saved with the limits of its training.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        tokenizer.decode(tokenizer.encode(_SAMPLE).ids)
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"cannot load {path}: {error}") from None
-    except BaseException as error:
-        # What Rust calls a panic is no Exception in Python.
-        if type(error).__name__ != "PanicException":
+    except BaseException as error:  # the library raises plain Exception
+        if not isinstance(error, Exception) and not _is_panic(error):
             raise
-        raise TokenizerError(f"cannot load {path}: the tokenizers library fails on it: {error}") from None
+        raise TokenizerError(f"cannot load {path}: {error}") from None
+    try:
+        tokenizer.decode(tokenizer.encode(_SAMPLE).ids)
+    except Exception:
+        return tokenizer  # of this text alone; others may do
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise TokenizerError(f"cannot load {path}: the tokenizers library fails on any text: {error}") from None
     return tokenizer
+
+
+def _is_panic(error: BaseException) -> bool:
+    """What Rust calls a panic is no Exception in Python."""
+    return type(error).__name__ == "PanicException"

@@ -111,9 +111,7 @@ def _source(folder: Path) -> str | None:
         # The others are for tools and the like.
         named = [entry for entry in templates if isinstance(entry, Mapping) and entry.get("name") == "default"]
         templates = named[-1].get("template") if named else None
-    if templates is not None and not isinstance(templates, str):
-        raise ModelFolderError(f"{config_file}: chat_template must be a text or a list of named texts")
-    return templates
+    return templates if isinstance(templates, str) else None
 
 
 def _brief(error: BaseException) -> str:

@@ -138,24 +138,6 @@ def test_a_model_with_such_a_template_is_refused_before_anything_is_loaded(tmp_p
         check_model(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        (7, "must be a text or a list"),
-        ({"a": "b"}, "must be a text or a list"),
-        ([{"name": "default"}], None),
-        ([3], None),
-    ],
-)
-def test_a_template_of_another_type_is_named_or_none(template: object, reason: str | None, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    if reason is None:
-        assert ChatTemplate.from_folder(tmp_path) is None
-    else:
-        with pytest.raises(ModelFolderError, match=reason):
-            ChatTemplate.from_folder(tmp_path)
-
-
 def test_a_template_file_that_is_no_text_or_never_ends_is_named(tmp_path: Path) -> None:
     file = tmp_path / "chat_template.jinja"
     file.write_bytes(b"\xff\xfe")

@@ -180,6 +180,14 @@ def test_a_token_id_that_would_take_a_table_of_gigabytes_is_refused(tmp_path: Pa
         Tokenizer(tmp_path)
 
 
+def test_a_definition_on_which_the_library_panics_is_refused(tmp_path: Path) -> None:
+    definition = json.loads(vocabularies.sentencepiece().to_str())
+    definition["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(TokenizerError, match=r"cannot load .*tokenizer\.json"):
+        Tokenizer(tmp_path)
+
+
 ODD: list[Any] = [None, True, 0, -1, 2**40, 1.5, float("nan"), "", "x", "\ud800", [], {}, ["a"], [["a", 1.0]], {"a": 1}]
 ODD += [{"type": kind} for kind in ("ByteLevel", "Metaspace", "Sequence", "Replace", {"type": "Fuse"})]
 

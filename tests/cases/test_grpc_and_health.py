@@ -158,7 +158,7 @@ def test_the_engine_process_is_started_before_grpc_exists(
     order: list[str] = []
 
     class Engine:
-        def __init__(self, settings: Settings) -> None: ...
+        def __init__(self, *parts: object) -> None: ...
 
         def start(self) -> None:
             order.append("engine started")
@@ -167,7 +167,7 @@ def test_the_engine_process_is_started_before_grpc_exists(
         def __init__(self, *parts: object) -> None:
             order.append("server made")
 
-        async def run(self) -> int:
+        async def run(self, *signals: object) -> int:
             return 0
 
     monkeypatch.setattr(serve, "EngineClient", Engine)

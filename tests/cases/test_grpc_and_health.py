@@ -107,7 +107,7 @@ async def test_an_engine_process_that_hangs_while_idle_is_noticed_by_the_first_r
     settings = Settings(model=model.model, engine=model.engine, server=LOOPBACK)
     engine = EngineClient(settings)
     engine.start()
-    app = App(settings, engine, NoTokenizer)
+    app = App(settings, engine, NoTokenizer())
     await app.start()
     pid = engine._process.pid
     assert pid is not None

@@ -23,7 +23,11 @@ def hub(repo: str, folder: Path) -> Iterator[tuple[dict[str, str], list[str]]]:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             prefix = f"/{repo}/resolve/{COMMIT}/"
-            if path == f"/api/models/{repo}/revision/main":
+            if path in (
+                f"/api/models/{repo}",
+                f"/api/models/{repo}/revision/main",
+                f"/api/models/{repo}/revision/{COMMIT}",
+            ):
                 files = [{"rfilename": file.name} for file in sorted(folder.iterdir())]
                 self._answer(json.dumps({"id": repo, "sha": COMMIT, "siblings": files}).encode(), {})
             elif path == f"/api/models/{repo}/tree/{COMMIT}":

@@ -25,7 +25,7 @@ REQUESTS = 2000
 WARM_UP = 600
 AT_ONCE = 48
 FLAGS = (
-    *("--kv-memory", "80KiB", "--max-model-len", "96", "--block-size", "8"),
+    *("--kv-memory", "80KiB", "--max-model-len", "96", "--block-size", "16"),
     *("--max-running", "12", "--max-batch-tokens", "48", "--max-queue-requests", "30", "--max-queue-tokens", "3000"),
     *("--bypass-limit", "4", "--preempt-lower-priority", "--admission", "optimistic", "--overcommit", "0.3"),
     *("--tenants", '{"gold": {"weight": 3}, "small": {"kv_share": 0.6, "queue_share": 0.3}}'),
